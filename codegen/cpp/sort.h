@@ -152,8 +152,6 @@ void argsort(const E* elements, int64_t* order, E* values, int64_t* memory, int6
 // The sum or product of each element and all before it, continued from an accumulator that has more bits.
 template <class A, class T> FN T scan_sum(A& total, T x) { return T(total += x); }
 template <class A, class T> FN T scan_prod(A& total, T x) { return T(total *= x); }
-template <int N> FN int64_t valid(All) { return N; }
-template <int N> FN int64_t valid(Part part) { return part.count; }
 template <class A, int N> FN Vec<A, N> sums_so_far(Vec<A, N> x) {
   Vec<int32_t, N> lane;
   for (int i = 0; i < N; i++) lane.v[i] = i;

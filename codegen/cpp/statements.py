@@ -11,6 +11,7 @@ from fusec.codegen.cpp.operations import print_operation
 from fusec.codegen.tile.kernel import (
     Check,
     ClampIndex,
+    Combine,
     Compute,
     Constant,
     Dot,
@@ -179,6 +180,32 @@ class Statements:
         function, _, argument = how.partition(" ")
         argument = f", {argument}" if argument else ""
         self.line(f"store{function}({pointer}{argument}, {value}, lanes);")
+
+    @straight.register
+    def _combine(self, s: Combine) -> None:
+        dtype = t.accumulation(self.buffers[s.buffer].dtype)
+        lanes, (pointer, how) = self._lanes(s.offset), self._address(s.buffer, s.offset)
+        width = int(self.tiles[-1].step) if self.tiles else 0  # each lane counts, also where all are for one place
+        value = self._operand(s.value, dtype)
+        if not width:
+            text = print_operation(s.op, [f"load({pointer})", f"{scalar_type(dtype)}({value})"], dtype)
+            self.line(f"store({pointer}, {scalar_type(dtype)}({text}));")
+            return
+        if not self.lanes_of(s.value):
+            value = f"{self._tile_type(dtype, width)}({value})"
+        function, _, argument = how.partition(" ")
+        if lanes and function != "_at":  # no two lanes have one place
+            argument = f", {argument}" if argument else ""
+            text = print_operation(s.op, [f"load{function}<{lanes}>({pointer}{argument}, lanes)", value], dtype)
+            self.line(f"store{function}({pointer}{argument}, {self._tile_type(dtype, lanes)}({text}), lanes);")
+            return
+        at = argument or "[](int64_t) LANEWISE { return 0; }"
+        operation = print_operation(s.op, ["a", "b"], dtype)
+        if dtype.is_float and s.op in ("maximum", "minimum"):  # of random numbers, so that branches are mispredicted
+            lane = self._tile_type(dtype, 4)
+            operation = f"{s.op}({lane}(a), {lane}(b)).v[0]"
+        combined = f"[]({scalar_type(dtype)} a, {scalar_type(dtype)} b) LANEWISE {{ return {operation}; }}"
+        self.line(f"combine_at({pointer}, {at}, {value}, lanes, {combined});")
 
     def _tile_type(self, dtype: DType, lanes: int) -> str:
         kind = Kind(dtype, lanes)

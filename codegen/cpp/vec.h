@@ -520,6 +520,16 @@ template <class E> FN void store(E* p, E x) { *p = x; }
 FN void store(bf16* p, float x) { p->bits = narrow(Vec<float, 4>(x), bf16{}).v[0]; }
 FN void store(f16* p, float x) { p->bits = narrow(Vec<float, 4>(x), f16{}).v[0]; }
 
+// Combine elements with those in memory, one lane after another, as several may be for one place.
+template <int N> FN int64_t valid(All) { return N; }
+template <int N> FN int64_t valid(Part part) { return part.count; }
+template <class E, class F, class T, int N, class C, class G> FN void combine_at(E* p, F at, Vec<T, N> x, C count, G op) {
+  for (int64_t i = 0; i < valid<N>(count); i++) store(p + at(i), T(op(load(p + at(i)), T(x.v[i]))));
+}
+template <class F, int N, class C, class G> FN void combine_at(bool* p, F at, Mask<N> x, C count, G op) {
+  for (int64_t i = 0; i < valid<N>(count); i++) store(p + at(i), bool(op(load(p + at(i)), bool(x.v[i]))));
+}
+
 #if defined(__SANITIZE_ADDRESS__)
 extern "C" {
 void __asan_poison_memory_region(const volatile void*, __SIZE_TYPE__);

@@ -20,7 +20,7 @@ from fusec.ir.types import TensorType, same_size
 from fusec.loops.indexing import dynamically_indexed
 from fusec.loops.strides import view_layout
 from fusec.reference.dtypes import torch_dtype
-from fusec.reference.interpreter import LOOKUPS
+from fusec.reference.interpreter import LOOKUPS, reducing, scatter
 from fusec.reference.opaque import resolve
 from fusec.rewriting.driver import cut
 
@@ -217,8 +217,11 @@ class Lowering:
         code.step("write", "write", node.sources)
         if index:
             dim, rows = node.attributes["dim"], code.names[index[0]]
-            call = "scatter_" if node.is_op("scatter") else "index_copy_"
-            code.line(f"{target}.{call}({dim}, {rows}, {new})")
+            if node.is_op("scatter"):
+                function = code.constant(scatter, "scatter")
+                code.line(f"{function}({target}, {dim}, {rows}, {new}, {reducing(node)!r})")
+            else:
+                code.line(f"{target}.index_copy_({dim}, {rows}, {new})")
         else:
             code.line(f"{target}.copy_({new})")
         code.alias(node.result, destination)
@@ -291,5 +294,5 @@ def _check(node: Node) -> str:
     """Return the arguments of the error for an index out of bounds: dim, length, source location and type."""
     dim = node.attributes["dim"] % node.operands[0].tensor.rank
     length = PYTHON.print(node.operands[0].shape[dim])
-    error = "RuntimeError" if node.is_op("gather", "scatter") else "IndexError"
+    error = node.attributes.get("error", "RuntimeError" if node.is_op("gather", "scatter") else "IndexError")
     return f"({dim}, {length}, {str(node.sources[0]) if node.sources else ''!r}, {error})"

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import sympy
 
-from fusec.codegen.tile.kernel import Check, ClampIndex, Kernel, Load, Loop, Statement, Store, walk
+from fusec.codegen.tile.kernel import Check, ClampIndex, Combine, Kernel, Load, Loop, Statement, Store, walk
 from fusec.ir.graph import Graph
 from fusec.ir.types import Size, symbol
 from fusec.loops.affine import at_least, divide
@@ -16,7 +16,7 @@ from fusec.loops.affine import at_least, divide
 class Access:
     """A load or store, inside the loops around it."""
 
-    statement: "Load | Store"
+    statement: "Load | Store | Combine"
     loops: tuple[Loop, ...]
     """Outermost first."""
     numel: Size
@@ -93,7 +93,7 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
 
     def visit(body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> Iterator[Access]:
         for statement in body:
-            if isinstance(statement, (Load, Store)):
+            if isinstance(statement, (Load, Store, Combine)):
                 yield Access(statement, loops, lengths[statement.buffer])
             yield from visit(statement.children, (*loops, statement) if isinstance(statement, Loop) else loops)
 

@@ -14,6 +14,7 @@ from fusec.codegen.tile.kernel import (
     Buffer,
     Check,
     ClampIndex,
+    Combine,
     Compute,
     Constant,
     Definition,
@@ -281,7 +282,11 @@ class Emitter(Indices):
             # a tile of no rows would not be masked.
             there = self.dynamic_index(output.dynamic_index) * (1 if type.shape[d] == 1 else type.strides[d])
         offset = sympy.expand(self.offset(index, type) + there)
-        self.inner.append(Store(self.outputs[output.position].name, offset, value))
+        name = self.outputs[output.position].name
+        if output.dynamic_index is not None and "combine" in (how := output.dynamic_index.node.attributes):
+            self.inner.append(Combine(how["combine"], name, offset, value))
+        else:
+            self.inner.append(Store(name, offset, value))
 
     def dynamic_index(self, index: DynamicIndex) -> sympy.Symbol:
         """Return the symbol, for offsets, of a dynamic index clamped to its dim."""

@@ -311,6 +311,17 @@ class Store(Statement):
 
 
 @dataclass(frozen=True)
+class Combine(Statement):
+    """``buffer[offset] = op(buffer[offset], value)``; lanes with indices of their own one after another (C++)."""
+
+    OPERANDS, INDICES, LOADED, STORED = ("value",), ("offset",), ("buffer",), ("buffer",)
+    op: str
+    buffer: str
+    offset: sympy.Expr
+    value: Operand
+
+
+@dataclass(frozen=True)
 class Prefetch(Statement):
     """Prefetch the cache line of ``buffer[offset]``, which a later iteration loads; it may lie beyond the end (C++)."""
 

@@ -14,16 +14,18 @@ from fusec.codegen.tile.chains import Run, chained
 from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Buffer, Constant, Operand, Sort, Statement, Store, Update, index_symbol
 from fusec.ir.graph import Node
-from fusec.ir.types import I64, DType, Size, TensorType, accumulation
+from fusec.ir.types import I64, DType, Size, TensorType, accumulation, estimate, product
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, ordered, walk
-from fusec.loops.kinds import Shape
+from fusec.loops.kinds import Shape, scatter_of
 from fusec.loops.sorts import sort_of
 from fusec.loops.updates import loads_of
 
 # Above this cost, recomputing a value in a second loop over the row is slower than keeping it in the cache.
 _EXPENSIVE = 8
 _VERY_EXPENSIVE = 16
+_BLOCKS_PER_CORE = 2
+"""Blocks of columns for each core, where a block is a part of every row."""
 _MAX_SCRATCH, _MAX_LONG_SCRATCH = 1 << 14, 1 << 18
 """Elements of a row up to which values are kept in scratch, and those that are very expensive."""
 
@@ -90,7 +92,7 @@ class Rows:
             return self._pointwise()
         lane = self._lane_among(self.shape.rows)
         if lane is not None and not self.shape.scans and self._is_column(lane):
-            return self._columns(lane)
+            return self._scattered(lane) if self._is_scattered_alone() else self._columns(lane)
         self.emitter.levels[0].axes = frozenset(self.shape.rows)
         self.fill()
         return self._grid(self.shape.rows)
@@ -111,18 +113,31 @@ class Rows:
             return self._grid(outer)
         return self._blocks(lane, outer, lambda: self._put(outputs))
 
-    def _blocks(self, lane: Axis, outer: Sequence[Axis], fill: Callable[[], None]) -> tuple[Statement, ...]:
-        """Return a grid over blocks of one axis as well, for nests without another axis to split."""
+    def _blocks(
+        self, lane: Axis, outer: Sequence[Axis], fill: Callable[[], None], around: Sequence[Axis] = (), grain: int = 0
+    ) -> tuple[Statement, ...]:
+        """Return a grid over blocks of one axis as well, for nests without another axis to split.
+
+        Args:
+            lane: the axis.
+            outer: the axes of the grid besides it.
+            fill: appends the statements of a tile.
+            around: axes of serial loops within a block, outside of its tiles.
+            grain: tiles of a block; as many as usual if 0.
+        """
         lanes = self._lanes(lane)
-        block = lanes * self.tiling.grain
-        if isinstance(lane.size, int) and lane.size <= block:
-            with self.emitter.loop(lane, "tile", lanes):
-                fill()
-            return self._grid(outer)
+        block = lanes * (grain or self.tiling.grain)
+        whole = isinstance(lane.size, int) and lane.size <= block
         name = f"{self.emitter.axis_name(lane)}_block"
-        start = index_symbol(name) * block
-        with self.emitter.loop(lane, "tile", lanes, start, sympy.Min(start + block, lane.size)):
+        start = 0 if whole else index_symbol(name) * block
+        with ExitStack() as loops:
+            for axis in around:
+                loops.enter_context(self.emitter.loop(axis, "serial"))
+            stop = lane.size if whole else sympy.Min(start + block, lane.size)
+            loops.enter_context(self.emitter.loop(lane, "tile", lanes, start, stop))
             fill()
+        if whole:
+            return self._grid(outer)
         count = block_count(lane.size, block)
         return grid(self.emitter.inner, [(name, count), *((self.emitter.axis_name(a), a.size) for a in outer)])
 
@@ -179,7 +194,11 @@ class Rows:
         phases: list[_Phase] = []
         for bound, level in reduction_levels(self.shape.reductions):
             # Move all segments of an output together or none: otherwise values that they share would be computed twice.
-            ready = [o for o in pending if _depth(o) < level[0].depth and o.axes - rows == frozenset(bound)]
+            ready = [
+                o for o in pending
+                if _depth(o) < level[0].depth and o.axes - rows == frozenset(bound)
+                and (self.in_columns or _may_have_lanes(o, bound))
+            ]  # fmt: skip
             pending = [o for o in pending if o not in ready]
             phases.append((bound, level, ready))
         return [*phases, ((), [], pending)]
@@ -294,6 +313,23 @@ class Rows:
             else:
                 self.stores(outputs, tiled=False)
 
+    # Scatters of rows: elements in order, lanes along the axis that is kept.
+
+    def _is_scattered_alone(self) -> bool:
+        """Return whether all outputs have one set of loops, and nothing is reduced before."""
+        return not self.shape.reductions and len({output.axes for output in self.nest.outputs}) == 1
+
+    def _scattered(self, lane: Axis) -> tuple[Statement, ...]:
+        """Return a grid over few long blocks, since a block of columns is a part of each row."""
+        rows, outputs = self.shape.rows, self.nest.outputs
+        outer = [a for a in rows if a is not lane]
+        around = ordered(self.nest, outputs[0].axes.difference(rows))
+        self.emitter.levels[0].axes = frozenset(outer)
+        count = estimate(product(tuple(a.size for a in outer)))
+        tiles = -(-estimate(lane.size) // self._lanes(lane))
+        grain = max(self.tiling.grain, -(-tiles * count // (_BLOCKS_PER_CORE * self.tiling.cores)))
+        return self._blocks(lane, outer, lambda: self._put(outputs), around, grain)
+
     # Stores.
 
     def stores(self, outputs: Iterable[Output], tiled: bool = True) -> None:
@@ -309,7 +345,7 @@ class Rows:
             missing = tuple(a for dim in self.nest.axes for a in dim if a in output.axes and a not in opened)
             groups.setdefault(missing, []).append(output)
         for missing, members in groups.items():
-            lane = self._lane_among(missing) if tiled else None
+            lane = self._lane_among(missing) if tiled and all(_may_have_lanes(o, missing) for o in members) else None
             with ExitStack() as loops:
                 for axis in missing:
                     if axis is not lane:
@@ -374,6 +410,17 @@ class Rows:
             return self.tiling.lanes
         limit = self.tiling.longest_row if self.shape.kind == "row" else self.tiling.lanes
         return min(1 << (axis.size - 1).bit_length(), limit)
+
+
+def _may_have_lanes(output: Output, axes: tuple[Axis, ...]) -> bool:
+    """Return whether a loop over axes may store an output tile by tile, with lanes along one of them.
+
+    A scatter stores elements in order, also those of a tile.
+    """
+    node, index = scatter_of(output), output.dynamic_index
+    if node is None or index is None or index.value.axes.union(output.index[index.dim].axes).isdisjoint(axes):
+        return True
+    return len(axes) == 1 and ("combine" in node.attributes or index.value.axes.issuperset(axes))
 
 
 def _depth(output: Output) -> int:

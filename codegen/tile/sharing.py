@@ -6,7 +6,7 @@ from typing import Any
 
 import sympy
 
-from fusec.codegen.tile.kernel import Check, ClampIndex, Kernel, Load, Matrix, Statement, Store
+from fusec.codegen.tile.kernel import Check, ClampIndex, Combine, Kernel, Load, Matrix, Statement, Store
 from fusec.ir.types import Size
 
 Numbers = tuple[int, ...]
@@ -67,7 +67,7 @@ def _replaced(kernel: Kernel, number: Callable[[int], Size]) -> tuple[Statement,
     def visit(thing: Any) -> Any:
         if isinstance(thing, tuple):
             return tuple(map(visit, thing))
-        if isinstance(thing, Load | Store | Matrix):
+        if isinstance(thing, Load | Store | Combine | Matrix):
             if thing.buffer not in taken:
                 return thing
             constant, rest = sympy.sympify(thing.offset).as_coeff_Add()

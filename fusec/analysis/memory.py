@@ -25,7 +25,7 @@ def moved_bytes(node: Node) -> Size:
     if node.has(Trait.SOURCE) or node.is_alias:
         return 0
     if node.has(Trait.WRITE):
-        return simplify(2 * touched_bytes(node.operands[1]))
+        return simplify((3 if "combine" in node.attributes else 2) * touched_bytes(node.operands[1]))
     if is_lookup(node):
         return simplify(2 * _sum(node.results) + _sum(node.operands[1:]))
     if node.has(Trait.REGION):
@@ -48,7 +48,7 @@ def body_ends(body: Graph) -> tuple[Value, ...]:
 def read_bytes(node: Node, operand: Value) -> Size:
     """Return the bytes that a node reads of an operand: of a table, the elements that it looks up."""
     if node.has(Trait.WRITE) and node.operands[0] is operand:
-        return 0
+        return touched_bytes(node.operands[1]) if "combine" in node.attributes else 0
     if not node.has(Trait.REGION):
         return touched_bytes(node.result) if is_lookup(node) and node.operands[0] is operand else touched_bytes(operand)
     inner = dict(zip(node.operands, node.body.inputs, strict=True))[operand]
@@ -65,13 +65,14 @@ def _found_in(table: Value) -> Iterator[Value]:
 
 
 def _looked_up(body: Graph) -> list[Value]:
-    """Return what lookups read: the elements that they find, or the whole table where that is smaller."""
+    """Return what lookups, and scatters that combine, read: the elements found, or the whole table if it is smaller."""
     found = list[Value]()
     for node in body.nodes:
-        if node.has(Trait.LOOKUP):
-            sizes = touched_bytes(node.operands[0]), touched_bytes(node.result)
+        if node.has(Trait.LOOKUP) or "combine" in node.attributes:
+            elements = node.result if node.has(Trait.LOOKUP) else node.operands[1]
+            sizes = touched_bytes(node.operands[0]), touched_bytes(elements)
             known = all(isinstance(n, int) for n in sizes)
-            found.append(node.operands[0] if known and sizes[0] < sizes[1] else node.result)
+            found.append(node.operands[0] if known and sizes[0] < sizes[1] else elements)
     return found
 
 

@@ -7,7 +7,7 @@ from torch.fx import Graph, Node
 
 from fusec.frontend.lowering import Lowering
 from fusec.frontend.targets import arguments
-from fusec.frontend.versions import PLACED, updates_in_place
+from fusec.frontend.versions import PLACED, SCATTERED, updates_in_place
 from fusec.frontend.views import counted_from_start, first_index, joined_rows
 from fusec.ir.graph import Node as IrNode
 from fusec.ir.graph import Value, base, storage
@@ -33,7 +33,7 @@ class CacheWrites:
     def lower(self, node: Node, low: Lowering, values: dict[Node, Any]) -> Value | None:
         """An update as a write; None where it is none, or has no such form after all."""
         rows = self.folded.get(node, node)
-        if node not in self.folded and node.target not in PLACED:
+        if (node not in self.folded and node.target not in PLACED) or node.target in SCATTERED:
             return None
         given = _resolved(rows, values) | {"self": values[node.args[0]]}  # type: ignore[index]
         whole: Value = given["self"]

@@ -34,7 +34,9 @@ from fusec.frontend.targets import (
 )
 from fusec.frontend.targets import number as number_of
 from fusec.frontend.torch_internals import position_of_input, storage_key
+from fusec.frontend.versions import SCATTERED
 from fusec.ir.graph import Graph, Value, base, storage
+from fusec.ir.ops import Trait
 from fusec.ir.types import ScalarType, Size, TensorType, Type, same_shape, same_size, simplify
 from fusec.loops.strides import dense
 from fusec.remarks import Remarks
@@ -219,7 +221,7 @@ class Importer:
             )  # fmt: skip
         with self.low.at(source, device):
             self.low.fresh.clear()
-            written = self._write(node)
+            written = self._write(node, flat, types)
             results = [written] if written is not None else None
             if results is None:
                 results = self._expand(node, flat, types)
@@ -249,7 +251,7 @@ class Importer:
         key = storage_key(node.args[0].meta.get("val"))  # type: ignore[union-attr]
         return [n for n in self.values if storage_key(n.meta.get("val")) == key]
 
-    def _write(self, node: Node) -> Value | None:
+    def _write(self, node: Node, flat: list[Any], types: list[Type]) -> Value | None:
         """Import an update in place as a write, if the node is one."""
         if node.target is torch.ops.aten.copy_.default and node.args[0] in self.placeholders:
             destination, value = self.values[node.args[0]], self.values[node.args[1]]  # type: ignore[index]
@@ -264,10 +266,37 @@ class Importer:
             newest = destination if newest is None else self.low.reshape(newest, destination.shape)
             return self.low.emit("write", newest, value)
         try:
-            return self.caches.lower(node, self.low, self.values)
+            scattered = self._scatter(node, flat, types) if node in self.caches.folded else None
+            return scattered or self.caches.lower(node, self.low, self.values)
         except ImportFailure as reason:
             self._miss(node, "returns a new value, which is copied", reason)
         return None
+
+    def _scatter(self, node: Node, flat: list[Any], types: list[Type]) -> Value | None:
+        """Import a scatter into an input as one that updates it in place; None where it is none."""
+        if functional(node) not in scatters.UPDATES:
+            return None
+        call = self._bind(node, flat, types)
+        old = storage(call["self"])
+        if old.producer is not None or not scatters.updates_storage(call):
+            return None
+        with self.low.overwriting(old):
+            value = HANDLERS[call.target](self.low, call)
+        assert isinstance(value, Value)
+        if (made := base(value).producer) is not None:
+            self.caches.made[made] = None
+        return value
+
+    def _scattered_before(self, node: Node, call: Call) -> Value | None:
+        """Return the storage of a scatter's result that only this scatter reads, and may update."""
+        first = node.args[0]
+        if call.target not in scatters.UPDATES or not isinstance(first, Node) or len(first.users) > 1:
+            return None
+        if first.target not in SCATTERED or not call.out.is_contiguous or not scatters.updates_storage(call):
+            return None
+        value: Value = call["self"]
+        alone = value.producer is not None and value.producer.is_op("scatter") and storage(value).producer is not None
+        return storage(value) if alone else None
 
     def _expand(self, node: Node, flat: list[Any], types: list[Type]) -> list[Any] | None:
         """Lower the node to primitives; return None where it must stay an opaque call."""
@@ -276,7 +305,8 @@ class Importer:
             return None
         call = self._bind(node, flat, types)
         try:
-            results = handler(self.low, call)
+            with self.low.overwriting(self._scattered_before(node, call)):
+                results = handler(self.low, call)
             values = results if isinstance(results, list) else [results]
             return [self._promised(v, ty) for v, ty in zip(values, types, strict=True)]
         except Exception as reason:
@@ -312,6 +342,8 @@ class Importer:
                 )
             value = self.low.reshape(value, ty.shape)
         if value in self.low.fresh:
+            if value.producer is not None and value.producer.has(Trait.WRITE) and not ty.same_memory(value.tensor):
+                raise ImportFailure(f"our result is {value.type}, eager's is {ty}", why="an update keeps its strides")
             value.type = ty
         return value
 

@@ -70,6 +70,8 @@ class Lowering:
         self.device = "cpu"
         self.fresh: set[Value] = set()
         """Values created for the present call."""
+        self.overwritten: Value | None = None
+        """The storage that the present call may update in place."""
         self.moved: dict[tuple[Value, str], Value] = {}
         """Copies of numbers on other devices than their own."""
 
@@ -82,6 +84,15 @@ class Lowering:
             yield
         finally:
             self.sources, self.device = before
+
+    @contextmanager
+    def overwriting(self, storage: Value | None) -> Iterator[None]:
+        """Within this context updates may overwrite a storage: nothing reads its old content afterwards."""
+        self.overwritten = storage
+        try:
+            yield
+        finally:
+            self.overwritten = None
 
     def emit(self, op: str, *operands: Value, **attributes: Any) -> Value:
         """Append a node with one result."""

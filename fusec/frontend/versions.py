@@ -14,7 +14,12 @@ from fusec.frontend.torch_internals import storage_key
 _aten = torch.ops.aten
 PLACED = (_aten.index_copy.default, _aten.index_put.default)
 """Updates of rows at indices that are known at run time."""
-_ROWS = (*PLACED, _aten.slice_scatter.default)
+SCATTERED = (
+    _aten.scatter.src, _aten.scatter.value, _aten.scatter.reduce, _aten.scatter.value_reduce,
+    _aten.scatter_add.default, _aten.scatter_reduce.two, _aten.index_add.default, _aten.index_reduce.default,
+)  # fmt: skip
+"""Updates of elements at such indices; those that combine them with the old ones read no others."""
+_ROWS = (*PLACED, *SCATTERED, _aten.slice_scatter.default)
 _RESHAPES = (_aten.view.default, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.squeeze.dims)
 """Views through which an input may be updated: all elements, in order."""
 _PARTS: dict[Any, Any] = {

@@ -338,8 +338,7 @@ def _with_piece(low: Lowering, x: Value, dim: int, start: Size, piece: Value) ->
     return _joined(low, parts, dim)
 
 
-@lowers("aten.index_put.default")
-def _index_put(low: Lowering, call: Call) -> Value:
+def replaced_at(low: Lowering, call: Call) -> Value:
     """Lower an update: one value under a mask of leading dims is a ``where``; a row at a known index is a concat."""
     x, given = call["self"], {d: index for d, index in enumerate(call["indices"]) if index is not None}
     if len(given) == 1 and not call["accumulate"]:

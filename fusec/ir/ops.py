@@ -306,7 +306,14 @@ def _scatter(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...
         raise TypeError(f"{value} cannot be written to {destination} at {index}")
     if destination.rank != index.rank or not t.same_shape(value.shape, index.shape):
         raise ValueError(f"{value} has not the shape of {index}, or it has not the rank of {destination}")
+    combine = attributes.get("combine", "maximum")
+    if combine not in COMBINING or (destination.dtype == t.BOOL and combine in ("add", "mul")):
+        raise ValueError(f"a scatter into {destination} that combines elements by {combine}")
     return (destination,)
+
+
+COMBINING = ("add", "mul", "maximum", "minimum")
+"""The operations by which a scatter may combine the old element and the new one, instead of replacing it."""
 
 
 def _take(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
@@ -386,7 +393,7 @@ _define(Trait.WRITE, _write, None, {
 })  # fmt: skip
 _define(Trait.WRITE, _scatter, 3, {
     "scatter": "the first operand's storage takes each element of the second, with the third as index along dim, in "
-    "order; its new value",
+    "order, combined with the old one by the operation in combine, if there is one; its new value",
 })  # fmt: skip
 _define(Trait.LOOKUP, _take, 2, {"take": "the first operand at the indices in the second, of any rank, along dim"})
 _define(

@@ -118,6 +118,11 @@ class TensorType:
             and same_shape(self.shape, other.shape)
         )
 
+    def same_memory(self, other: "TensorType") -> bool:
+        """Return whether elements of equal shapes have equal places; strides of length-1 dims do not count."""
+        along = zip(self.shape, self.strides, other.strides, strict=True)
+        return all(n == 1 or same_size(a, b) for n, a, b in along) or self.numel == 0
+
     def __str__(self) -> str:
         dims = ", ".join(map(str, self.shape))
         layout = "" if self.is_contiguous else f" @({', '.join(map(str, self.strides))})"

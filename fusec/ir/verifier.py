@@ -163,6 +163,8 @@ class _Verifier:
             of = node.operands[0] if node.has(Trait.WRITE) else updated(node, result.index)
             if of is not None:
                 self.roots[result] = of
+                if node.has(Trait.WRITE) and not result.tensor.same_memory(of.tensor):
+                    self.fail("a write has other strides than its destination", node, f"{result!r}, {of!r}")
 
     def check_destination(self, node: Node, value: Value) -> None:
         while value in self.roots:

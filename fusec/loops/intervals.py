@@ -51,6 +51,8 @@ def _result(node: Node, value: Value, interval_of: Callable[[Value], Interval | 
     if node.is_op("iota"):
         size = node.attributes["size"]
         return (0, max(size - 1, 0)) if isinstance(size, int) else (0, range_of(node.result.dtype)[1])
+    if node.attributes.get("combine") in ("add", "mul"):
+        return None
     if node.is_op("full"):
         return (int(node.attributes["value"]),) * 2
     either = node.has(Trait.VIEW | Trait.LOOKUP | Trait.WRITE) or node.is_op("where", "cast", "min", "max")

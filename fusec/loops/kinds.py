@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fusec.errors import ScheduleError
+from fusec.ir.graph import Node
 from fusec.ir.types import BF16, F16, DType, estimate, product
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, find_attention
@@ -94,8 +95,10 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
     reductions = tuple(i for i in items if i.kind == "reduction")
     contractions = tuple(i for i in items if i.kind == "contraction")
     along = tuple(i for i in items if i.kind in ("scan", "sort"))
-    if along and (contractions or not limits.scans):
-        raise ScheduleError("no generated scan or sort", why=f"{along[0].node.op.name} is in the kernel")
+    scattered = [o for o in nest.outputs if scatter_of(o) is not None]
+    in_order = (*(i.node for i in along), *(node for node in map(scatter_of, scattered) if node is not None))
+    if in_order and (contractions or not limits.scans):
+        raise ScheduleError("no generated scan or sort", why=f"{in_order[0].op.name} is in the kernel")
     if contractions and any(len(r.operands) > 1 for r in reductions):
         raise ScheduleError("a reduction is over a concatenation", why="each part has its own loop")
     attention = find_attention(nest) if limits.small_m else None
@@ -104,9 +107,6 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
     if contractions:
         return _contraction(nest, reductions, contractions, limits)
     over = (*reductions, *along)
-    scattered = [o for o in nest.outputs if o.dynamic_index is not None and o.dynamic_index.node.is_op("scatter")]
-    if scattered and not limits.scans:
-        raise ScheduleError("no generated scan or sort", why="a scatter is in the kernel")
     if not over and not scattered:
         return Shape("pointwise", ())
     rows = _rows_of(over[0]) if over else _rows_of_scatter(scattered[0])
@@ -126,6 +126,12 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
 def _rows_of(item: IndexedExpr) -> frozenset[Axis]:
     """Return the axes that the operand of a reduction, scan or sort has besides those that it runs along."""
     return item.operands[0].axes.difference(item.bound)
+
+
+def scatter_of(output: Output) -> Node | None:
+    """Return the scatter that an output is, if it is one."""
+    index = output.dynamic_index
+    return index.node if index is not None and index.node.is_op("scatter") else None
 
 
 def _rows_of_scatter(output: Output) -> frozenset[Axis]:

@@ -240,10 +240,23 @@ class Machine:
         if storage(node.operands[1]) is storage(node.operands[0]):  # ATen does not copy to memory that it copies from
             value = value.clone()
         if node.is_op("scatter"):
-            return target.scatter_(node.attributes["dim"], index[0].to(torch.int64), value)
+            return scatter(target, node.attributes["dim"], index[0].to(torch.int64), value, reducing(node))
         if index:
             return target.index_copy_(node.attributes["dim"], index[0].to(torch.int64), value)
         return target.copy_(value)
+
+
+def scatter(target: Tensor, dim: int, index: Tensor, value: Tensor, reduce: str | None) -> Tensor:
+    """Scatter elements along ``dim`` in place, in order; with ``reduce``, as torch names it, combine them."""
+    if reduce is None:
+        return target.scatter_(dim, index, value)
+    return target.scatter_reduce_(dim, index, value, reduce)
+
+
+def reducing(node: Node) -> str | None:
+    """Return torch's name for the operation by which a scatter combines elements; None where it replaces them."""
+    names = {"add": "sum", "mul": "prod", "maximum": "amax", "minimum": "amin"}
+    return names[node.attributes["combine"]] if "combine" in node.attributes else None
 
 
 def take(table: Tensor, dim: int, index: Tensor) -> Tensor:

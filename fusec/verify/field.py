@@ -169,7 +169,9 @@ class FieldMachine(Machine):
         """Writes residues."""
         if not isinstance(destination, FieldTensor):
             return super().write(node, destination, value, *index)
-        return destination.map(lambda d, v, p: super(FieldMachine, self).write(node, d, v, *index), value)
+        if node.attributes.get("combine", "add") != "add":
+            raise _Inexpressible(f"a scatter by {node.attributes['combine']}")
+        return destination.map(lambda d, v, p: super(FieldMachine, self).write(node, d, v, *index) % p, value)
 
     def look_up(self, node: Node, table: Any, index: Any) -> Any:
         """Moves residues."""

@@ -25,6 +25,8 @@ def scattered_number(graph: Graph, node: Node) -> Value | None:
     x = copy.operands[1] if copy.is_op("write") else graph.constant(copy.attributes["value"], value.dtype, device)
     lead, (n, count) = destination.shape[:-1], (destination.shape[-1], places.shape[-1])
     values = interval(places)
+    if "combine" in node.attributes:
+        return None
     if dim != -1 or "dim" in copy.attributes or not same_shape(places.shape[:-1], lead):
         return None
     if not (isinstance(n, int) and isinstance(count, int) and 0 < count <= _MOST_PLACES):

@@ -110,6 +110,8 @@ def _sort_inverted_by(indices: Value) -> Node | None:
     write = indices.producer
     if write is None or not write.has(Trait.WRITE) or "dim" not in write.attributes or indices.tensor.rank != 1:
         return None
+    if "combine" in write.attributes:
+        return None
     _, values, positions = write.operands
     count, sort = values.producer, _sort_of(positions)
     complete = count is not None and count.is_op("iota") and same_size(indices.shape[0], positions.shape[0])

@@ -62,9 +62,14 @@ def _label(members: Sequence[Node], labels: Mapping[Node, str]) -> str:
     words = [labels.get(n, "") or ("linear" if n.has(Trait.CONTRACTION) else "") for n in members]
     words = list(dict.fromkeys(filter(None, words)))
     if not words:
-        heavy = dict.fromkeys(n.op.name for n in members if not n.is_op("cast"))
+        heavy = dict.fromkeys(map(_word, (n for n in members if not n.is_op("cast"))))
         words = list(heavy)[:4] or ["cast"]
     return "_".join(words[:4])
+
+
+def _word(node: Node) -> str:
+    """Return the name of an operation; of a scatter with how it combines elements, such as ``scatter_add``."""
+    return "_".join(filter(None, (node.op.name, node.attributes.get("combine", ""))))
 
 
 def _remark(context: Context, region: Node, operations: int, saved: Size, gained: float) -> None:

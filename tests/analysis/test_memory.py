@@ -31,6 +31,14 @@ def test_a_lookup_in_a_kernel_reads_only_its_result() -> None:
     assert moved_bytes(graph.add_node("take", (table, places), {"dim": -2})) == 2 * 3 * 5 * 64 * 4 + 3 * 5 * 8
 
 
+def test_a_scatter_that_adds_reads_what_it_changes() -> None:
+    graph = Graph()
+    x, new, places = (graph.add_input(tensor(t, *shape)) for t, shape in ((F32, (50, 4)), (F32, (3, 4)), (I64, (3, 4))))
+    for combine, moved in (({}, 2), ({"combine": "add"}, 3)):
+        node = graph.add_node("scatter", (x, new, places), {"dim": -2, **combine})
+        assert moved_bytes(node) == moved * 3 * 4 * 4
+
+
 def test_other_calls_read_all_of_their_operands() -> None:
     node = opaque("aten.index_put.default", (tensor(F32, 50, 4), tensor(I64, 3)), tensor(F32, 50, 4))
     assert moved_bytes(node) == 2 * 50 * 4 * 4 + 3 * 8

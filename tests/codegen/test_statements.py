@@ -9,6 +9,7 @@ from fusec.codegen.cpp.statements import Statements as CppStatements
 from fusec.codegen.tile.kernel import (
     Accumulation,
     Assign,
+    Combine,
     ComputedDot,
     Definition,
     Dot,
@@ -46,7 +47,7 @@ def test_printers_have_methods() -> None:
     cpp = registered(CppStatements, "straight") | registered(CppPrinter, "_statement")
     triton = registered(TritonStatements, "line") | registered(TritonPrinter, "_statement")
     assert every - cpp == {Assign, DotTiles} and every - triton == {
-        Dot, ComputedDot, TableLookup, Scan, Sort, Prefetch,
+        Combine, Dot, ComputedDot, TableLookup, Scan, Sort, Prefetch,
     }  # fmt: skip
 
 

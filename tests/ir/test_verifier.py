@@ -95,6 +95,11 @@ def _unknown_kind(g: Graph) -> None:
     g.nodes[2].attributes["kind"] = "other"
 
 
+def _write_with_other_strides(g: Graph) -> None:
+    write = g.add_node("write", [g.inputs[0], g.outputs[0]])
+    write.result.type = TensorType(F32, (4, 4), (1, 4))
+
+
 def _misplace_input(g: Graph) -> None:
     g.inputs.reverse()
 
@@ -117,6 +122,7 @@ def _misplace_input(g: Graph) -> None:
         (_pass_other_shape_to_body, "operand 0 differs from the body's"),
         (_break_body, "in its body: a result has not the type"),
         (_unknown_kind, "unknown kind"),
+        (_write_with_other_strides, "other strides than its destination"),
         (_misplace_input, "an input has the wrong position"),
     ],
 )
@@ -162,6 +168,17 @@ def test_only_inputs_and_what_was_made_for_it_are_written_and_old_values_are_rea
         return
     with pytest.raises(GraphError, match=message):
         verify_graph(graph)
+
+
+@pytest.mark.parametrize(("dtype", "combine"), [("f32", "pow"), ("bool", "add"), ("bool", "mul")])
+def test_elements_are_combined_by_few_operations(dtype: str, combine: str) -> None:
+    text = f"""graph g(%x: {dtype}[4, 3], %new: {dtype}[2, 3], %at: i64[2, 3]) {{{{
+      %a: {dtype}[4, 3] = scatter(%x, %new, %at) {{{{dim=-2, combine="{{}}"}}}}
+      return %a
+    }}}}"""
+    verify_graph(parse_graph(text.format("maximum")))
+    with pytest.raises(GraphError, match="combines elements"):
+        verify_graph(parse_graph(text.format(combine)))
 
 
 CONVOLUTION = """graph g(%x: f32[2, 6, {n}], %w: f32[{weight}]) {{

@@ -137,3 +137,12 @@ def test_operations_of_other_values() -> None:
     attributes = {"target": "aten.roll.default", "args": (("%", 0), ("%", 1)), "kwargs": (), "operand_types": ()}
     found = body.add_node("opaque", [x, size], attributes, types=[x.type]).result
     assert interval(found) == (-(2**63), 2**63 - 1)
+
+
+@pytest.mark.parametrize(("combine", "found"), [("add", (-128, 127)), ("mul", (-128, 127)), ("maximum", (0, 1))])
+def test_scattered_sums(combine: str, found: tuple[int, int]) -> None:
+    body = Graph()
+    places = tensor(body, I64, 9)
+    full = body.add_node("full", [], {"value": 0, "shape": (4,), "dtype": I8, "device": "cpu"}).result
+    ones = body.add_node("expand", [body.constant(1, I8, "cpu")], {"shape": (9,)}).result
+    assert interval(body.add_node("scatter", [full, ones, places], {"dim": -1, "combine": combine}).result) == found

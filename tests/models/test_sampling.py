@@ -33,8 +33,6 @@ PROCESSORS: dict[str, Callable[[], Any]] = {
     "bad words": lambda: processors.NoBadWordsLogitsProcessor([[5], [7, 9], [1, 2, 3]], eos_token_id=0),
     "suppressed": lambda: processors.SuppressTokensLogitsProcessor([1, 5, 9]),
 }
-LEFT = {"bad words": {"aten.index_add.default"}}
-"""Operations that ATen runs."""
 
 
 @pytest.mark.parametrize(("name", "rows"), rotating(list(PROCESSORS), (5, 1)))
@@ -48,7 +46,7 @@ def test_processors_hide_the_same_tokens(name: str, rows: int) -> None:
     assert torch.equal(found.isinf(), expected.isinf())
     torch.testing.assert_close(found, expected)
     nodes = compiled_graphs()[-1].graph.nodes
-    assert {n.attributes["target"] for n in nodes if n.is_op("opaque")} <= LEFT.get(name, set())
+    assert not [n for n in nodes if n.is_op("opaque")]
 
 
 def chain(ids: Tensor, x: Tensor) -> Tensor:

@@ -156,3 +156,17 @@ def test_a_convolution_of_tiles_is_a_contraction() -> None:
     inputs = [draw((2, 3, 8), generator), draw((5, 3, 4), generator)]
     (a,), (b,) = (evaluate_field(parse_graph(side), inputs, {}) for side in sides)  # type: ignore[misc]
     assert same_elements(a, b).all()
+
+
+@pytest.mark.parametrize("combine", ["add", "mul", "maximum"])
+def test_elements_that_are_scattered_are_sums(combine: str) -> None:
+    graph = parse_graph(f"""graph g(%x: f32[4], %new: f32[3], %at: i64[3]) {{
+      %a: f32[4] = scatter(%x, %new, %at) {{dim=-1, combine="{combine}"}} return %a }}""")
+    generator = torch.Generator().manual_seed(0)
+    x, new, at = draw((4,), generator), draw((3,), generator), torch.tensor([1, 1, 2])
+    found = evaluate_field(graph, [x, new, at], {})
+    if combine != "add":
+        assert isinstance(found, Unknown)
+        return
+    rows = torch.stack([x.top, torch.tensor([0, new.top[0] + new.top[1], new.top[2], 0])])
+    assert found[0].top.tolist() == (rows.sum(0) % PRIMES[-1]).tolist()  # type: ignore[index]

@@ -106,6 +106,10 @@ def inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
 
 
+def added(order: Tensor) -> Tensor:
+    return torch.zeros_like(order).scatter_add(0, order, torch.arange(len(order)))
+
+
 def reordered(x: Tensor, compute: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
     """What is computed of the sorted rows, of all rows, and of the order, put back in order."""
     _, order = torch.sort(x[:, 0])
@@ -122,6 +126,7 @@ OTHER_ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "rows twice": lambda x: reordered(x, lambda y, *_: torch.cat([y, y])),
     "some rows": lambda x: x[p := torch.sort(x[:, 0])[1]][inverse(p)[:3]],
     "another order is put back": lambda x: x[torch.sort(x[:, 1])[1]][inverse(torch.sort(x[:, 0])[1])],
+    "positions are added": lambda x: (x[p := torch.sort(x[:, 0])[1]] * 2)[added(p)],
     "the order of the columns": lambda x: (x[:4] * torch.sort(x[:4, 0])[0])[:, inverse(torch.sort(x[:4, 1])[1])],
 }
 
