@@ -205,7 +205,9 @@ def check_architecture(name: str) -> None:
 
 def unknown_model(spec: str) -> UsageError:
     """Return the error of a MODEL that is named as none."""
-    fix = "SCRIPT.py, models:llama/tiny, hf:llama, or for explain and view also GRAPH.fir"
+    if is_graph_file(spec):
+        return UsageError(f"{spec} is a graph, which is captured already", fix="pass the model")
+    fix = "SCRIPT.py, models:llama/tiny, hf:llama, or a graph, GRAPH.fir"
     return UsageError(f"{spec!r} names no model", fix=fix)
 
 
