@@ -72,17 +72,25 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
         try:
             _check(kwargs)
             command(*args, **kwargs)
-        except FusecError as error:
-            typer.secho(f"error: {_shown(error)}", err=True, fg="red")
-            raise typer.Exit(exit_code(error)) from error
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except Exception as error:
+            refusal = error if isinstance(error, FusecError) else _refused_option(error)
+            if refusal is not None:
+                typer.secho(f"error: {_shown(refusal)}", err=True, fg="red")
+                raise typer.Exit(exit_code(refusal)) from error
             typer.echo("".join(traceback.format_exception(error)), err=True)
             typer.secho(f"crash: {type(error).__name__}: {error}", err=True, fg="red")
             raise typer.Exit(CRASH) from error
 
     return run
+
+
+def _refused_option(error: BaseException | None) -> OptionError | None:
+    """Return the refusal of an option, such as one of the environment, that torch wraps in an error of its own."""
+    while error is not None and not isinstance(error, OptionError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _check(arguments: Mapping[str, Any]) -> None:

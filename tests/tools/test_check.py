@@ -151,10 +151,11 @@ def test_expectations_that_do_not_hold() -> None:
             return torch.kthvalue(super().forward(x), 2).values
 
     with pytest.raises(AssertionError) as caught:
-        fusec.expect(Sorted(), torch.randn(4, 16), fused=["softmax"], opaque=0, kernels=0)
+        fusec.expect(Sorted(), torch.randn(4, 16), fused=["softmax", "atention"], opaque=0, kernels=0)
     assert isinstance(caught.value, Unexpected)
     for said in (
         "softmax: nothing matched",
+        "no fusion or kind of site is called 'atention': did you mean attention",
         "1 calls are left to ATen, not 0: aten.kthvalue.default",
         "kernels, not 0",
     ):

@@ -259,6 +259,12 @@ def test_the_environment(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
             check_all([(command.split(), {USAGE})])
 
 
+@pytest.mark.parametrize("command", ["explain good.py", "bisect good.py", "check good.py --against x.json --update"])
+def test_names_to_disable_that_are_known_in_a_compile_alone(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_DISABLE", "no-such-pass")
+    check_all([(command.split(), {USAGE})])
+
+
 LIGHT = [
     ["--help"], ["--version"], ["explain"], ["explain", "--help"], ["explain", "missing.py"], ["opt", "missing.fir"],
     ["why", "missing.py", "norm"], ["bisect", "missing.py"], ["reduce", "missing.fir"], ["trace", "missing.py"],
