@@ -1,5 +1,6 @@
 """Support for commands: standard streams, exit codes, close matches for wrong names."""
 
+import errno
 import functools
 import json
 import os
@@ -75,7 +76,7 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            refusal = error if isinstance(error, FusecError) else _refused_option(error)
+            refusal = error if isinstance(error, FusecError) else _refused_option(error) or _full_disk(error)
             if refusal is not None:
                 typer.secho(f"error: {_shown(refusal)}", err=True, fg="red")
                 raise typer.Exit(exit_code(refusal)) from error
@@ -91,6 +92,11 @@ def _refused_option(error: BaseException | None) -> OptionError | None:
     while error is not None and not isinstance(error, OptionError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def _full_disk(error: Exception) -> UsageError | None:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    return UsageError("the output cannot be written", why=_why(error)) if full else None
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
