@@ -95,8 +95,9 @@ def _refused_option(error: BaseException | None) -> OptionError | None:
 
 
 def _full_disk(error: Exception) -> UsageError | None:
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-    return UsageError("the output cannot be written", why=_why(error)) if full else None
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return UsageError("the output cannot be written", why=_why(error))
+    return None
 
 
 def _check(arguments: Mapping[str, Any]) -> None:

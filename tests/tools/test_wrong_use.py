@@ -269,7 +269,7 @@ def test_names_to_disable_that_are_known_in_a_compile_alone(command: str, monkey
 def test_a_full_disk() -> None:
     with open("/dev/full", "w") as full:
         words = [sys.executable, "-m", "fusec", "machine", "show", "--json"]
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd="/", check=False)
     assert done.returncode == USAGE and "No space left" in done.stderr and "Traceback" not in done.stderr
 
 
