@@ -40,7 +40,9 @@ def keep_graph(text: str, name: str, config: Config, failure: str, strict: bool 
 
 
 def reduce_command(path: Path, config: Config, strict: bool = False) -> str:
-    """Return the command that reduces a graph file under the options of its compile."""
-    options = {"--target": config.target, "--disable": config.disable}
+    """Return the command that reduces a graph file under the options and declarations of its compile."""
+    from fusec.rewriting.declaring import declaring_file
+
+    options = {"--target": config.target, "--disable": config.disable, "--declare": declaring_file()}
     words = [word for name, value in options.items() if value for word in (name, value)]
     return shlex.join(["fusec", "reduce", str(path), *(["--strict"] if strict else []), *words])

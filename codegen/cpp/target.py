@@ -8,7 +8,7 @@ from fusec.analysis.machine import ASSUMED, Machine, chip, cpu_machine, cpu_name
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import Compiler, find_compiler
 from fusec.codegen.cpp.printer import print_kernel
-from fusec.codegen.program.edits import edited_source
+from fusec.codegen.program.edits import edited_source, refused_edit
 from fusec.codegen.target import Launchable, PrintedKernel
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
@@ -139,6 +139,8 @@ class CppTarget:
             one = text if isinstance(text, BuildError) else built.get(text) or PrintedKernel(*text)
             if isinstance(one, CppKernel):
                 one.edited = edits[one.name]
+            elif not isinstance(text, BuildError) and edits[text[0]] and isinstance(one, BuildError):
+                one = refused_edit(text[0], edits[text[0]], one)
             results.append(one)
         return results
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fusec.cache import key_of
 from fusec.config import Config
+from fusec.errors import BuildError
 from fusec.ownership import make_private, open_own
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,12 @@ def edited_source(name: str, source: str, config: Config) -> tuple[str, str]:
         return source, ""
 
 
+def refused_edit(name: str, path: str, error: BuildError) -> BuildError:
+    """Return the error of an edit that could not be built."""
+    fix = f"correct it by `fusec kernels edit MODEL {name}`, or remove it by `fusec kernels revert {name}`"
+    return BuildError(f"its edit {path} is not valid", where=error.where, why=error.reason, fix=fix)
+
+
 def digest_of_edits(config: Config) -> str:
     """Return a digest of all edits, which compiles depend on."""
     found = sorted(edits(config))
@@ -42,6 +49,11 @@ def digest_of_edits(config: Config) -> str:
 def edits(config: Config, name: str = "") -> list[Path]:
     """Return the paths of the edits of a kernel, or of all."""
     return sorted((config.cache_path() / FOLDER).glob(f"{name or '*'}-*.*"))
+
+
+def other_edits(name: str, used: str, config: Config) -> list[Path]:
+    """Return the edits of a kernel that are not used, as its code is not what was edited; the last one last."""
+    return sorted((p for p in edits(config, name) if str(p) != used), key=lambda path: path.stat().st_mtime_ns)
 
 
 def write_edit(name: str, source: str, config: Config) -> Path:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli.models import check_captured, loaded_model, sampled_graph
-from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, Target, Train, chosen
+from fusec.cli.models import check_captured, graph_of_trace, loaded_model, run_script, sampled_graph
+from fusec.cli.options import BATCH, LENGTH, Batch, Declare, Dynamic, Json, Length, Target, Train, chosen
 from fusec.cli.programs import exit_code_of, words_of
 from fusec.cli.terminal import CHECK_FAILED, UsageError, is_graph_file, note, write_json
 
@@ -33,6 +33,7 @@ def bisect(
     batch: Batch = BATCH,
     length: Length = LENGTH,
     disable: Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")] = "",
+    declare: Declare = "",
     as_json: Json = False,
 ) -> None:
     """Compare a compiled model with eager and float64; where it is wrong, find the rewrite, option or kernel at fault.
@@ -42,9 +43,14 @@ def bisect(
     """
     if bool(model) == bool(command):
         raise UsageError("bisect takes a MODEL or a --command", fix='fusec bisect --command "python program.py"')
+    if command and declare:
+        raise UsageError("--declare is for a MODEL", why="the program of --command declares its own rewrites")
     if command:
-        _bisect_command(command, chosen(FUSEC_TARGET=target, FUSEC_DISABLE=disable), as_json)
+        _bisect_command(command, chosen(FUSEC_TARGET=target), disable, as_json)
         return
+    model = graph_of_trace(model)
+    if declare:
+        run_script(declare)
     options = chosen(target=target, disable=disable)
     title, found = _found(model, options, {"dynamic": dynamic, "train": train}, batch, length)
     if as_json:
@@ -55,7 +61,7 @@ def bisect(
     if not any(finding.wrong for finding in found):
         return
     if any(finding.wrong and not finding.stage for finding in found):
-        sizes = {"batch": batch, "length": length, "dynamic": dynamic, "train": train}
+        sizes = {"batch": batch, "length": length, "dynamic": dynamic, "train": train, "declare": declare}
         note(f"shrink it: {_reduce_command(model, {**options, **sizes})}")
         for finding in (f for f in found if f.reduce and not is_graph_file(model)):
             note(f"or {finding.graph} alone, on random inputs: {finding.reduce}")
@@ -88,7 +94,7 @@ def _reduce_command(model: str, options: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _bisect_command(command: str, options: dict[str, str], as_json: bool) -> None:
+def _bisect_command(command: str, options: dict[str, str], disable: str, as_json: bool) -> None:
     from fusec.debug.bisect_command import bisect_command
     from fusec.scratch import scratch_folder
 
@@ -101,7 +107,7 @@ def _bisect_command(command: str, options: dict[str, str], as_json: bool) -> Non
         return code != 0
 
     with scratch_folder() as folder:
-        found = bisect_command(run, folder)
+        found = bisect_command(run, folder, disable or os.environ.get("FUSEC_DISABLE", ""))
     if as_json:
         write_json(asdict(found))
     else:

@@ -61,6 +61,7 @@ def check(
     found = changes(kept, now, tolerance / 100)
     _show(found, as_json)
     if any(change.worse for change in found):
+        note(f"where this is intended, --update writes {against} again")
         raise typer.Exit(CHECK_FAILED)
 
 

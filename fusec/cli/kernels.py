@@ -12,6 +12,7 @@ from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, Model
 from fusec.cli.programs import words_of
 from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, is_graph_file, note, reports, show, write_json
 from fusec.config import Config
+from fusec.errors import BuildError
 
 if TYPE_CHECKING:
     from fusec.debug.explanation import Explanation, KernelRow
@@ -26,7 +27,17 @@ def _explained(model: str, target: str, dynamic: bool, batch: int, length: int) 
     from fusec.debug.explain import explain_subjects
 
     compiled = compiled_model(model, recording(target=target), CaptureOptions(dynamic), batch, length)
-    return explain_subjects(compiled.subjects, compiled.title)
+    explanation = explain_subjects(compiled.subjects, compiled.title)
+    _note_unused_edits(explanation)
+    return explanation
+
+
+def _note_unused_edits(explanation: "Explanation") -> None:
+    from fusec.codegen.program.edits import other_edits
+
+    for row in (row for row in explanation.kernels if row.kind == "generated"):
+        for path in other_edits(row.name, row.edited, Config.from_environment()):
+            note(f"{path} is not used: {row.name} was other code when it was edited")
 
 
 def _row(explanation: "Explanation", name: str) -> "KernelRow":
@@ -101,23 +112,28 @@ def edit(
 
     Afterwards the model is compared with eager and float64; exits with 1 where it is wrong.
     """
-    from fusec.codegen.program.edits import write_edit
+    from fusec.codegen.program.edits import other_edits, write_edit
 
     if is_graph_file(model) or os.path.isdir(model):
         raise UsageError("the kernels of a graph or trace cannot be edited", why="they are checked with the model")
-    row = _row(_explained(model, target, dynamic, batch, length), name)
-    path = Path(row.edited) if row.edited else write_edit(name, row.source, Config.from_environment())
-    right = None
+    explanation, config = _explained(model, target, dynamic, batch, length), Config.from_environment()
+    generated = {row.name for row in explanation.kernels if row.kind == "generated"}
+    refused = [] if name in generated else other_edits(name, "", config)
+    row = None if refused else _row(explanation, name)  # one that could not be built is in no explanation
+    path = Path(row.edited) if row and row.edited else write_edit(name, row.source, config) if row else refused[-1]
+    right, failure = None, ""
     if not path_only:
         _open_editor(path)
-        right = _is_right(model, target, batch, length, dynamic)
+        failure = _failure(model, target, batch, length, dynamic)
+        right = not failure
     if as_json:
         write_json({"file": path, "right": right})
     elif path_only:
         typer.echo(path)
     else:
-        wrong = "wrong with the edited kernel: compare it with eager by `fusec bisect`"
-        typer.echo("right: as eager and float64" if right else wrong)
+        if not failure.startswith(BuildError.__name__):
+            failure = failure and "wrong with the edited kernel: compare it with eager by `fusec bisect`"
+        typer.echo(failure or "right: as eager and float64")
         note(f"{path}: fusec kernels revert removes it")
     if right is False:
         raise typer.Exit(CHECK_FAILED)
@@ -154,14 +170,20 @@ def revert(
         typer.echo(f"{len(found)} edit{'' if len(found) == 1 else 's'} removed")
 
 
-def _is_right(model: str, target: str, batch: int, length: int, dynamic: bool) -> bool:
-    """Return whether a model is as eager; it is not where a kernel could not be built."""
-    from fusec.debug.reduce import NothingFails, failing_case, fails_with
+def _failure(model: str, target: str, batch: int, length: int, dynamic: bool) -> str:
+    """Return how a model differs from eager, or why a kernel could not be built; "" where it is right."""
+    from fusec.debug.reduce import Case, NothingFails, failing_case
+    from fusec.debug.trial import Trial
 
-    fails = fails_with(Config.from_options(None, {"strict": True, **chosen(target=target)}))
+    config, said = Config.from_options(None, {"strict": True, **chosen(target=target)}), [""]
+
+    def fails(case: Case) -> str:
+        said[0], _ = Trial(case.graph, case.inputs, config, lambda text: None).wrong()
+        return said[0]
+
     try:
         with loaded_model(model, batch, length) as loaded:
             failing_case(loaded.model, loaded.inputs, loaded.keywords, fails, dynamic=dynamic)
     except NothingFails:
-        return True
-    return False
+        return ""
+    return said[0]

@@ -150,6 +150,25 @@ def _devices(graph: "Graph") -> set[str]:
     return {v.type.device for v in values if isinstance(v.type, TensorType)}
 
 
+def graph_of_trace(spec: str) -> str:
+    """Return a MODEL, or where it is a trace of one compile, the file of the graph that was compiled.
+
+    Raises:
+        UsageError: for a trace of several compiles.
+        NoTrace: for one of which no compile is done.
+    """
+    if not os.path.isdir(spec):
+        return spec
+    from fusec.debug.traces import finished, read_trace
+    from fusec.tracing import IMPORTED
+
+    finished(Path(spec))
+    files = [compile.path / IMPORTED for compile in read_trace(Path(spec)).compiles]
+    if len(files) > 1:
+        raise UsageError(f"{spec} has {len(files)} compiles", fix=f"pass one of them, such as {files[0]}")
+    return str(files[0])
+
+
 def sampled_graph(path: str) -> "tuple[Graph, list[Any]]":
     """Return the graph in a file, and random inputs."""
     graph = read_graph(path)
@@ -332,13 +351,11 @@ def run_script(path: str) -> ModuleType:
 
 def declaring_files(*scripts: str) -> list[str]:
     """Return those of the scripts that were run, and of the modules they import, which declare fusions or rewrites."""
-    from fusec.rewriting.fusion import FUSIONS
-    from fusec.rewriting.rule import REWRITES
+    from fusec.rewriting.declaring import SCRIPT, declaring_modules
 
-    modules = {*(f.module for f in FUSIONS.values()), *(r.module for r in REWRITES.values())}
-    own = [path for path in scripts if path.endswith(".py") and "fusec_script" in modules]
-    imported = sorted(name for name in modules - {"fusec_script"} if not name.startswith("fusec."))
-    files = (getattr(sys.modules.get(name), "__file__", None) for name in imported)
+    modules = declaring_modules()
+    own = [path for path in scripts if path.endswith(".py") and SCRIPT in modules]
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in modules if name != SCRIPT)
     return [*filter(None, files), *own]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusec.cli.models import declaring_files, loaded_model, run_script, sampled_graph
+from fusec.cli.models import declaring_files, graph_of_trace, loaded_model, run_script, sampled_graph
 from fusec.cli.options import BATCH, LENGTH, Batch, Declare, Dynamic, Json, Length, ModelOrGraph, Target, Train, chosen
 from fusec.cli.programs import exit_code_of, words_of
 from fusec.cli.terminal import UsageError, is_graph_file, note, read_text, write_json
@@ -44,6 +44,7 @@ def reduce(
     from fusec.debug.reduce import Case, failing_case, fails_with
     from fusec.debug.reduce import reduce as search
 
+    model = graph_of_trace(model)
     if declare:
         run_script(declare)
     options = chosen(target=target, disable=disable, strict=strict)

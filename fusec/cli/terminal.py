@@ -1,5 +1,6 @@
 """Support for commands: standard streams, exit codes, close matches for wrong names."""
 
+import errno
 import functools
 import json
 import os
@@ -72,17 +73,31 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
         try:
             _check(kwargs)
             command(*args, **kwargs)
-        except FusecError as error:
-            typer.secho(f"error: {_shown(error)}", err=True, fg="red")
-            raise typer.Exit(exit_code(error)) from error
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except Exception as error:
+            refusal = error if isinstance(error, FusecError) else _refused_option(error) or _full_disk(error)
+            if refusal is not None:
+                typer.secho(f"error: {_shown(refusal)}", err=True, fg="red")
+                raise typer.Exit(exit_code(refusal)) from error
             typer.echo("".join(traceback.format_exception(error)), err=True)
             typer.secho(f"crash: {type(error).__name__}: {error}", err=True, fg="red")
             raise typer.Exit(CRASH) from error
 
     return run
+
+
+def _refused_option(error: BaseException | None) -> OptionError | None:
+    """Return the refusal of an option, such as one of the environment, that torch wraps in an error of its own."""
+    while error is not None and not isinstance(error, OptionError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _full_disk(error: Exception) -> UsageError | None:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return UsageError("the output cannot be written", why=_why(error))
+    return None
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -205,7 +220,9 @@ def check_architecture(name: str) -> None:
 
 def unknown_model(spec: str) -> UsageError:
     """Return the error of a MODEL that is named as none."""
-    fix = "SCRIPT.py, models:llama/tiny, hf:llama, or for explain and view also GRAPH.fir"
+    if is_graph_file(spec):
+        return UsageError(f"{spec} is a graph, which is captured already", fix="pass the model")
+    fix = "SCRIPT.py, models:llama/tiny, hf:llama, or a graph, GRAPH.fir"
     return UsageError(f"{spec!r} names no model", fix=fix)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from fusec.config import MODES, Config
 from fusec.debug.capture import CaptureOptions
 from fusec.debug.captured import Captured, captured
+from fusec.debug.own_nan import own_nan
 from fusec.debug.trial import MOST, Trial
 from fusec.debug.wrong_code import WrongCode, wrong_code
 from fusec.ir.graph import Graph
@@ -43,7 +44,7 @@ class Finding:
     option: str = ""
     """An option that is set, and without which it is right; no application is searched for then."""
     eager: str = ""
-    """The distance of eager itself from float64, where it is right and yet differs from eager."""
+    """The distance of eager itself from float64, where it is right and yet differs; NaN that both have."""
     stage: str = ""
     """The part of torch or fusec that captures the graphs, if these differ from eager before any pass."""
     check: str = ""
@@ -140,7 +141,8 @@ def _search(trial: Trial) -> Finding:
     undone = tuple(str(remark) for remark in remarks if remark.kind == "failure")
     finding = Finding(name, len(_made(remarks)), wrong, eager=trial.as_eager, undone=undone)
     if not wrong:
-        return finding
+        nan = own_nan(trial.graph, trial.arguments, trial.eager)
+        return replace(finding, eager="; ".join(filter(None, (trial.as_eager, nan))))
     finding = replace(finding, reduce=keep_graph(str(trial.graph), name, trial.config, f"wrong: {wrong}"))
     if fix := _undone_option(trial):
         option = f"{fix[0]}={getattr(trial.config, fix[0])}"

@@ -31,9 +31,11 @@ class CommandFinding:
     number: int | None
     """Number of the application from which on the command fails; None where it fails without any."""
     applications: tuple[Remark, ...] = ()
-    """The applications of that number, one for each graph that has it."""
+    """The applications of that number, one for each graph that has it; then those that are wrong without them."""
     fix: str = ""
     """A selector for ``FUSEC_APPLY`` with which the command succeeds; "" where none was found."""
+    disable: str = ""
+    """The rewrites and passes for ``FUSEC_DISABLE`` with which the command succeeds, where it does with no ``fix``."""
     runs: int = 0
     option: str = ""
     """An option that the program sets, and its value, without which the command succeeds; or the number of threads."""
@@ -46,42 +48,38 @@ class CommandFinding:
         if self.number is None:
             return "cause: no rewrite and no generated kernel, the command fails without any"
         cause = "\n       ".join(map(str, self.applications)) or f"application {self.number}"
-        fix = f"FUSEC_APPLY={self.fix}" if self.fix else "none was found: it fails without this one, too"
-        return f"cause: {cause}\nfix:   {fix}"
+        fix = f"FUSEC_APPLY={self.fix}" if self.fix else f"FUSEC_DISABLE={self.disable}" if self.disable else ""
+        return f"cause: {cause}\nfix:   {fix or 'none was found: it fails without these, too'}"
 
 
-def bisect_command(run: Run, folder: Path) -> CommandFinding:
+def bisect_command(run: Run, folder: Path, disabled: str = "") -> CommandFinding:
     """Search for the first application number with which a command fails, and for an option that is at fault instead.
 
-    Options are tried where no rewrite is the cause: it fails without any, or because of grouping.
+    Where it fails without that one too, its rewrite is disabled, and the search goes on for further ones. Options are
+    tried where no rewrite is the cause: it fails without any, or because of grouping.
 
     Args:
         run: runs the command.
         folder: an empty folder for traces.
+        disabled: passes, fusions and rewrites that are disabled in all runs.
 
     Raises:
         CommandSucceeds: where it does not fail, or not every time.
     """
-    search = _Search(run, folder)
+    search = _Search(run, folder, [*filter(None, [disabled])])
     if not search.fails(""):
         raise CommandSucceeds("the command succeeds", why="it exits with 0", fix="let it exit with another code")
-    last = search.last()
-    right, wrong = search.bounds(last)
-    while wrong - right > 1:
-        middle = (right + wrong + 1) // 2
-        if search.fails(_up_to(middle)):
-            wrong = middle
-        else:
-            right = middle
-    if wrong == last and not search.fails(_up_to(last)):
-        raise CommandSucceeds(_UNSTEADY, why="it fails with all applications, and does not with as many")
-    if wrong < 0:
+    number, is_last = search.first()
+    if number < 0:
         option = search.option()
         return CommandFinding(None, runs=search.runs, option=option)
-    fix = f"!{wrong}"
-    fixed, named = wrong == last or not search.fails(fix), tuple(search.named(wrong))
+    fix = f"!{number}" if is_last or not search.fails(f"!{number}") else ""
+    named = tuple(search.named(number))
     option = search.option() if all(remark.subject == GROUPING for remark in named) else ""
-    return CommandFinding(wrong, named, fix if fixed else "", search.runs, option)
+    if fix or option:
+        return CommandFinding(number, named, fix, "", search.runs, option)
+    named, disable = search.further(named)
+    return CommandFinding(number, named, "", disable, search.runs)
 
 
 def _up_to(number: int) -> str:
@@ -90,8 +88,42 @@ def _up_to(number: int) -> str:
 
 
 class _Search:
-    def __init__(self, run: Run, folder: Path) -> None:
-        self.run, self.folder, self.traces, self.runs = run, folder, dict[str, Path](), 0
+    def __init__(self, run: Run, folder: Path, disabled: list[str]) -> None:
+        self.run, self.folder, self.traces, self.runs, self.disabled = run, folder, dict[str, Path](), 0, disabled
+
+    def first(self) -> tuple[int, bool]:
+        """Return the number up to which the command fails, below 0 where it fails without any, and if it is the last.
+
+        It fails with all.
+        """
+        last = self.last()
+        right, wrong = self.bounds(last)
+        while wrong - right > 1:
+            middle = (right + wrong + 1) // 2
+            if self.fails(_up_to(middle)):
+                wrong = middle
+            else:
+                right = middle
+        if wrong == last and not self.fails(_up_to(last)):
+            raise CommandSucceeds(_UNSTEADY, why="it fails with all applications, and does not with as many")
+        return wrong, wrong == last
+
+    def further(self, found: tuple[Remark, ...]) -> tuple[tuple[Remark, ...], str]:
+        """Disable the rewrites that were found until the command succeeds; return all, and what to disable for it."""
+        named, given = found, len(self.disabled)
+        while named:
+            names = {remark.subject for remark in named}
+            if not names - set(self.disabled):
+                break  # the program overrides what is disabled
+            self.disabled += sorted(names - set(self.disabled))
+            self.traces.clear()
+            if not self.fails(""):
+                return found, ",".join(self.disabled)
+            number, _ = self.first()
+            named = tuple(self.named(number)) if number >= 0 else ()
+            found += named
+        del self.disabled[given:]
+        return found, ""
 
     def fails(self, selector: str) -> bool:
         self.traces[selector] = self.folder / str(self.runs)
@@ -99,6 +131,8 @@ class _Search:
 
     def fails_with(self, settings: Mapping[str, str]) -> bool:
         self.runs += 1
+        if self.disabled:
+            settings = {"FUSEC_DISABLE": ",".join(self.disabled), **settings}
         return self.run(settings, self.folder / str(self.runs - 1))
 
     def option(self) -> str:

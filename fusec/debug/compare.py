@@ -117,15 +117,22 @@ def _fusions(before: Report, after: Report) -> Iterator[Change]:
 
 
 def _whole(before: Report, after: Report) -> Iterator[Change]:
-    """Yield the fusions that are matched as often as before, and have fewer or more kernels of their name."""
+    """Yield the fusions that are matched as often as before, and have fewer or more kernels of their name.
+
+    Those of a softmax that is now inside attention are not lost.
+    """
+    gained = _launches_of("attention", after) - _launches_of("attention", before)
     for name in dict.fromkeys(("attention", *before["regions"])):
-        of_name = re.compile(rf"{re.escape(name)}(_\d+)?")
-        was, now = (
-            sum(row["launches"] for row in report["kernels"] if of_name.fullmatch(row["name"]))
-            for report in (before, after)
-        )
+        was, now = _launches_of(name, before), _launches_of(name, after)
         if was != now and before["regions"].get(name) == after["regions"].get(name):
-            yield Change("kernels", f"of {name}", was, now, now < was)
+            inside = "softmax" in name and was - now <= gained
+            yield Change("kernels", f"of {name}", was, now, now < was and not inside)
+
+
+def _launches_of(name: str, report: Report) -> int:
+    """Return the launches of the kernels of a fusion's name."""
+    of_name = re.compile(rf"{re.escape(name)}(_\d+)?")
+    return sum(row["launches"] for row in report["kernels"] if of_name.fullmatch(row["name"]))
 
 
 def _launches(before: Report, after: Report) -> Iterator[Change]:

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fusec.analysis.sites import RULE_OF
 from fusec.debug.explain import explain
 from fusec.debug.explanation import Explanation
-from fusec.errors import FusecError
+from fusec.errors import FusecError, suggestion
 
 
 class Unexpected(FusecError, AssertionError):
@@ -58,5 +59,10 @@ def _missing(found: Explanation, name: str) -> list[str]:
     applied = (r.subject for r in found.remarks if r.kind == "passed" and r.application is not None)
     if name in found.regions or name in applied:  # a larger fusion may hold it
         return []
+    from fusec.passes import FUSIONS
+
+    known = [*RULE_OF, *FUSIONS]
+    if name not in known:
+        return [f"no fusion or kind of site is called {name!r}: {suggestion(name, known)}"]
     misses = [str(miss.reason) for miss in found.near_misses if miss.subject == name]
     return [f"{name}: {misses[0] if misses else 'nothing matched'}"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fusec.codegen.program.fallback import UnfusedKernel
+from fusec.codegen.program.kernels import EDITED
 from fusec.codegen.target import Launchable, PrintedKernel, Target
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
@@ -35,13 +36,16 @@ class WrongCode:
     """Kernels without which the program is right."""
     right_on: str = ""
     """The other target, where all of these are right on it."""
+    edited: tuple[str, ...] = ()
+    """The paths of edits that these are built from."""
 
     def __str__(self) -> str:
         kernels = f"the {'kernels' if len(self.kernels) > 1 else 'kernel'} {', '.join(self.kernels)} of"
         elsewhere = f" and on target {self.right_on}" if self.right_on else ""
+        edits = f"; edited: {', '.join(self.edited)}, `fusec kernels revert` removes it" if self.edited else ""
         return (
             f"{kernels if self.kernels else 'no kernel, but the program of'} target {self.target}; "
-            f"right in the reference interpreter{elsewhere}"
+            f"right in the reference interpreter{elsewhere}{edits}"
         )
 
 
@@ -60,7 +64,8 @@ def wrong_code(trial: Trial) -> WrongCode:
     target = target_for(compiled.graph, trial.config)
     names = _wrong_kernels(trial, target, list(compiled.program.kernels))
     alone = _alone(trial, compiled, names) if names else []
-    return WrongCode(target.name, tuple(names), _right_on(target.name, alone))
+    paths = dict.fromkeys(r.reason for r in compiled.remarks if r.pass_name == EDITED and r.subject in names)
+    return WrongCode(target.name, tuple(names), _right_on(target.name, alone), tuple(paths))
 
 
 class _Partly:

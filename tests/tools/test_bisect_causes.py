@@ -92,6 +92,18 @@ def test_sizes_that_no_operand_of_a_kernel_has(wrong_sine: None) -> None:
     assert len(found.kernels) == 1 and "sin" in found.kernels[0]
 
 
+def test_nan_of_the_model_itself_is_traced_to_its_operation() -> None:
+    def logarithm(x: Tensor) -> Tensor:
+        return nn.functional.silu(torch.log(x)) * 2
+
+    (found,) = fusec.bisect(logarithm, torch.tensor([[1.0, -1.0, 2.0, -2.0]]), options=OPTIONS)
+    assert not found.wrong and "output 0 has 2 NaN of 4 in eager, too; the first are of `log` at" in str(found)
+    (found,) = fusec.bisect(logarithm, torch.tensor([[1.0, torch.nan]]), options=OPTIONS)
+    assert not found.wrong and "the first are in input x" in found.eager
+    (found,) = fusec.bisect(logarithm, torch.tensor([[1.0, 0.0]]), options=OPTIONS)
+    assert "inf" not in found.eager
+
+
 def test_a_false_rewrite_is_no_fault_of_the_code(wrong_rewrite: None) -> None:
     (found,) = fusec.bisect(lambda x: torch.sin(x) * torch.sin(x) + 1, torch.randn(4, 16))
     assert found.culprits and not found.code.target

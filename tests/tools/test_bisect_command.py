@@ -103,6 +103,34 @@ def test_several_and_none() -> None:
         searched(set(), 100)
 
 
+@pytest.mark.parametrize(
+    ("bad", "disable", "most"),
+    [({1: "sine", 2: "sine"}, "sine", 6), ({1: "sine", 2: "sine", 5: "cosine", 6: "gelu"}, "sine,cosine,gelu", 18)],
+)
+def test_rewrites_that_are_at_fault_together_are_disabled(
+    bad: dict[int, str], disable: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec.remarks import Remark
+    from fusec.selector import Selector
+
+    def fails(settings: Mapping[str, str], folder: Path) -> bool:
+        chosen, left_out = Selector.parse(settings.get("FUSEC_APPLY", "")), settings.get("FUSEC_DISABLE", "")
+        return any(chosen.allows(number) for number, name in bad.items() if name not in left_out.split(","))
+
+    def named(search: object, number: int) -> list[Remark]:
+        return [Remark("passed", "raise", bad[number], subject=bad[number], application=number)]
+
+    monkeypatch.setattr("fusec.debug.bisect_command._Search.last", lambda self: 7)
+    monkeypatch.setattr("fusec.debug.bisect_command._Search.named", named)
+    found = bisect_command(fails, Path("missing"))
+    assert found.disable == disable and found.runs <= most and f"FUSEC_DISABLE={disable}" in str(found)
+    assert [remark.subject for remark in found.applications] == disable.split(",")
+    left = set(bad.values()) - {"sine"}
+    if left:
+        found = bisect_command(fails, Path("missing"), "sine")  # disabled in all runs
+        assert set(found.disable.split(",")) == {"sine", *left}
+
+
 def test_a_command_that_always_fails_and_wrong_use(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bisect", "--command", "false"])
     assert done.exit_code == 1 and "fails without any" in done.stdout

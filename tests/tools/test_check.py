@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def test_a_lost_fusion_is_named(files: tuple[Path, str]) -> None:
     script, report = files
     script.write_text(SCRIPT.replace("FORMULA", EPS_OUTSIDE))
     result = run("check", str(script), "--against", report)
-    assert result.exit_code == 1
+    assert result.exit_code == 1 and "--update writes" in result.stderr
     assert "fusion rms_norm: 2 → 1" in result.stdout
     (change,) = [c for c in json.loads(run("check", str(script), "--against", report, "--json").stdout) if c["worse"]]
     assert (change["what"], change["before"], change["after"]) == ("fusion", 2, 1)
@@ -145,16 +146,39 @@ def test_a_fusion_inside_a_larger_one_is_as_expected() -> None:
     assert "swiglu" not in found.regions
 
 
+def test_a_softmax_that_is_now_inside_attention_is_not_lost() -> None:
+    from fusec.debug.compare import changes
+
+    def report(**launches: int) -> dict[str, Any]:
+        kernels = [{"name": n, "kind": "generated", "launches": m, "bytes": 8} for n, m in launches.items()]
+        counts = {"generated": len(kernels), "vendor": 0, "opaque": 0}
+        shares = {"bytes": {"generated": 1.0, "vendor": 0.0, "opaque": 0.0}}
+        return {
+            "regions": {"scaled_softmax": 1},
+            "sites": [],
+            "kernels": kernels,
+            "launches": counts,
+            "coverage": shares,
+        }
+
+    split, whole = report(scaled_softmax=1, linear=2), report(attention=1)
+    assert not any(change.worse for change in changes(split, whole))
+    lost = [change.name for change in changes(whole, split) if change.worse and change.what == "kernels"]
+    assert lost == ["of attention"]
+    assert any(change.worse for change in changes(split, report(linear=2)))
+
+
 def test_expectations_that_do_not_hold() -> None:
     class Sorted(Gate):
         def forward(self, x: Tensor) -> Tensor:
             return torch.kthvalue(super().forward(x), 2).values
 
     with pytest.raises(AssertionError) as caught:
-        fusec.expect(Sorted(), torch.randn(4, 16), fused=["softmax"], opaque=0, kernels=0)
+        fusec.expect(Sorted(), torch.randn(4, 16), fused=["softmax", "atention"], opaque=0, kernels=0)
     assert isinstance(caught.value, Unexpected)
     for said in (
         "softmax: nothing matched",
+        "no fusion or kind of site is called 'atention': did you mean attention",
         "1 calls are left to ATen, not 0: aten.kthvalue.default",
         "kernels, not 0",
     ):

@@ -92,7 +92,24 @@ def test_an_edit_that_is_wrong_is_found(script: str, monkeypatch: pytest.MonkeyP
     (name,) = names(script)
     done = edit(monkeypatch, script, name, " sin(", " cos(")
     assert done.exit_code == 1 and "wrong with the edited kernel" in done.stdout, done.output
-    assert CliRunner().invoke(app, ["bisect", script]).exit_code == 1
+    found = CliRunner().invoke(app, ["bisect", script])
+    assert found.exit_code == 1 and "edited: " in found.stdout and "fusec kernels revert" in found.stdout
+
+
+def test_an_edit_that_is_not_valid_is_named_and_opened_again(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (name,) = names(script)
+    done = edit(monkeypatch, script, name, "{\n", "{\n  flat x;\n")
+    assert done.exit_code == 1 and "is not valid" in done.output and f"fusec kernels edit MODEL {name}" in done.output
+    again = edit(monkeypatch, script, name, "  flat x;\n", "")
+    assert again.exit_code == 0 and "right" in again.stdout, again.output
+
+
+def test_an_edit_of_other_code_is_noted(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (name,) = names(script)
+    assert edit(monkeypatch, script, name, "{\n", "{\n  // by hand\n").exit_code == 0
+    assert "not used" not in run("list", script).stderr
+    Path(script).write_text(Path(script).read_text().replace("* 2", "* 3"))
+    assert f"is not used: {name} was other code when it was edited" in run("list", script).stderr
 
 
 INTERPRETED = ("--target", "triton")

@@ -259,6 +259,20 @@ def test_the_environment(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
             check_all([(command.split(), {USAGE})])
 
 
+@pytest.mark.parametrize("command", ["explain good.py", "bisect good.py", "check good.py --against x.json --update"])
+def test_names_to_disable_that_are_known_in_a_compile_alone(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_DISABLE", "no-such-pass")
+    check_all([(command.split(), {USAGE})])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk() -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "fusec", "machine", "show", "--json"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd="/", check=False)
+    assert done.returncode == USAGE and "No space left" in done.stderr and "Traceback" not in done.stderr
+
+
 LIGHT = [
     ["--help"], ["--version"], ["explain"], ["explain", "--help"], ["explain", "missing.py"], ["opt", "missing.fir"],
     ["why", "missing.py", "norm"], ["bisect", "missing.py"], ["reduce", "missing.fir"], ["trace", "missing.py"],
