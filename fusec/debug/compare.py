@@ -1,6 +1,7 @@
 """Differences between two reports of a model: sites, fusions, launches, coverage and bytes, by meaning, not by text."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -110,10 +111,19 @@ def _sites(before: Report, after: Report) -> Iterator[Change]:
 
 
 def _fusions(before: Report, after: Report) -> Iterator[Change]:
-    for name in dict.fromkeys((*before["regions"], *after["regions"])):
-        was, now = (int(report["regions"].get(name, 0)) for report in (before, after))
+    """Yield the fusions that are matched more or less often; part of a larger one that is gained is not lost."""
+    counts = {
+        name: tuple(int(report["regions"].get(name, 0)) for report in (before, after))
+        for name in dict.fromkeys((*before["regions"], *after["regions"]))
+    }
+    gained = Counter({name: now - was for name, (was, now) in counts.items() if now > was})
+    for name, (was, now) in counts.items():
         if was != now:
-            yield Change("fusion", name, was, now, now < was)
+            larger = [other for other in gained if f"_{name}_" in f"_{other}_"]
+            inside = 0 < was - now <= sum(gained[other] for other in larger)
+            for other in larger if inside else ():
+                gained[other] -= min(gained[other], was - now)
+            yield Change("fusion", name, was, now, now < was and not inside)
 
 
 def _whole(before: Report, after: Report) -> Iterator[Change]:
@@ -125,7 +135,8 @@ def _whole(before: Report, after: Report) -> Iterator[Change]:
     for name in dict.fromkeys(("attention", *before["regions"])):
         was, now = _launches_of(name, before), _launches_of(name, after)
         if was != now and before["regions"].get(name) == after["regions"].get(name):
-            inside = "softmax" in name and was - now <= gained
+            inside = "softmax" in name and 0 < was - now <= gained
+            gained -= (was - now) * inside
             yield Change("kernels", f"of {name}", was, now, now < was and not inside)
 
 

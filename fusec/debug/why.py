@@ -140,7 +140,7 @@ def _findings(place: _Place, what: str, sites: Sequence[SiteStatus]) -> Iterator
     yield from chosen
     if what in RULE_OF and chosen:
         return
-    misses = [m for m in place.remarks(near_misses(place.subject)) if what in (EVERYTHING, m.subject)]
+    misses = [m for m in place.remarks(near_misses(place.subject)) if _is_about(m, what)]
     applied = _applied(place, what)
     yield from (_of_application(place, r) for r in applied)
     yield from () if applied else _grouped(place, what)
@@ -149,6 +149,12 @@ def _findings(place: _Place, what: str, sites: Sequence[SiteStatus]) -> Iterator
     if what == EVERYTHING:
         yield from _opaque(place)
         yield from _nameless(place, {name for finding in (*chosen, *about) for name in finding.kernels})
+
+
+def _is_about(miss: Remark, what: str) -> bool:
+    """Return whether a miss is of a fusion, or of a fusion that sites of a kind are expected to be."""
+    named = RULE_OF[what].fusions if what in RULE_OF else ""
+    return what in (EVERYTHING, miss.subject) or bool(named and re.search(named, miss.subject))
 
 
 def _is_at(place: _Place, status: SiteStatus) -> bool:

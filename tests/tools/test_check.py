@@ -146,26 +146,36 @@ def test_a_fusion_inside_a_larger_one_is_as_expected() -> None:
     assert "swiglu" not in found.regions
 
 
-def test_a_softmax_that_is_now_inside_attention_is_not_lost() -> None:
+def report_with(regions: dict[str, int], **launches: int) -> dict[str, Any]:
+    kernels = [{"name": n, "kind": "generated", "launches": m, "bytes": 8} for n, m in launches.items()]
+    counts = {"generated": len(kernels), "vendor": 0, "opaque": 0}
+    shares = {"bytes": {"generated": 1.0, "vendor": 0.0, "opaque": 0.0}}
+    return {"regions": regions, "sites": [], "kernels": kernels, "launches": counts, "coverage": shares}
+
+
+def worse(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, str]]:
     from fusec.debug.compare import changes
 
-    def report(**launches: int) -> dict[str, Any]:
-        kernels = [{"name": n, "kind": "generated", "launches": m, "bytes": 8} for n, m in launches.items()]
-        counts = {"generated": len(kernels), "vendor": 0, "opaque": 0}
-        shares = {"bytes": {"generated": 1.0, "vendor": 0.0, "opaque": 0.0}}
-        return {
-            "regions": {"scaled_softmax": 1},
-            "sites": [],
-            "kernels": kernels,
-            "launches": counts,
-            "coverage": shares,
-        }
+    return [(change.what, change.name) for change in changes(before, after) if change.worse]
 
-    split, whole = report(scaled_softmax=1, linear=2), report(attention=1)
-    assert not any(change.worse for change in changes(split, whole))
-    lost = [change.name for change in changes(whole, split) if change.worse and change.what == "kernels"]
-    assert lost == ["of attention"]
-    assert any(change.worse for change in changes(split, report(linear=2)))
+
+def test_a_softmax_that_is_now_inside_attention_is_not_lost() -> None:
+    one = {"scaled_softmax": 1}
+    split, whole = report_with(one, scaled_softmax=1, linear=2), report_with(one, attention=1)
+    assert not worse(split, whole)
+    assert worse(whole, split)[0] == ("kernels", "of attention")
+    assert worse(split, report_with(one, linear=2))
+    both = {"scaled_softmax": 1, "softmax": 1}
+    two = report_with(both, scaled_softmax=1, softmax=1)
+    assert worse(two, report_with(both, attention=1)) == [("kernels", "of softmax")]
+
+
+def test_a_fusion_that_is_now_part_of_a_larger_one_is_not_lost() -> None:
+    small, large = {"rms_norm": 2, "silu": 1}, {"add_rms_norm": 2, "silu": 1}
+    assert not worse(report_with(small), report_with(large))
+    assert worse(report_with(large), report_with(small)) == [("fusion", "add_rms_norm")]
+    assert worse(report_with(small), report_with({"add_rms_norm": 1, "silu": 1})) == [("fusion", "rms_norm")]
+    assert worse(report_with(small), report_with({"rms_norm": 2, "add_rms_norm": 1})) == [("fusion", "silu")]
 
 
 def test_expectations_that_do_not_hold() -> None:

@@ -184,6 +184,20 @@ def test_edits_say_whether_they_change_what_is_computed() -> None:
     ]
 
 
+def test_a_kind_of_site_has_the_misses_of_its_fusions() -> None:
+    """The module's name does not say that it is a norm."""
+
+    class Scale(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return MISSES["eps outside of the root"][0](x, x[0])
+
+    torch._dynamo.reset()
+    model = nn.Sequential(Scale()).eval()
+    (found,) = why(compile_model(model, (torch.randn(4, 16),)), model, "norm", "0")
+    assert outcome(found) == ("unnamed", "operation") and found.what == "rms_norm"
+    assert found.tried.startswith("move `add` with eps inside")
+
+
 def test_the_code_of_a_miss_is_that_of_its_clause() -> None:
     """Not that of a word in what it expected."""
     torch._dynamo.reset()
