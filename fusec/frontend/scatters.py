@@ -121,9 +121,16 @@ def updates_storage(call: Call) -> bool:
     x: Value = call["self"]
     if x.tensor.device != "cpu" or x.dtype.kind == "other" or not x.shape or not call.get("accumulate", True):
         return False
+    others = (v for name, given in call.arguments.items() if name != "self" for v in _listed(given))
+    if any(isinstance(v, Value) and storage(v) is storage(x) for v in others):
+        return False  # a kernel would read what it writes
     reduce = "" if call.target in _REPLACING else call.get("reduce", "sum")
     is_exact = _sums_in(x.dtype) == x.dtype or _COMBINE.get(reduce) not in _ONE_BIT
     return reduce != "mean" and is_exact
+
+
+def _listed(given: Any) -> list[Any]:
+    return [*given] if isinstance(given, (list, tuple)) else [given]
 
 
 def _elements(low: Lowering, call: Call) -> tuple[Value, Value, _Places]:

@@ -187,6 +187,17 @@ def test_inputs_are_updated_in_place(name: str) -> None:
     assert [step.kind for step in compiled_graphs()[-1].program.steps if step.kind != "opaque"] == steps
 
 
+def test_an_input_is_not_read_while_it_is_updated() -> None:
+    """The source is a view of it; eager would read what it has written."""
+
+    def own_row(x: Tensor, i: Tensor) -> Tensor:
+        return x.index_add_(0, i, x[1:2].expand(len(i), -1))
+
+    own, old = numbers(6, 5), numbers(6, 5)
+    compiled(own_row)(own, PLACES)
+    assert torch.equal(own, old.index_add(0, PLACES, old[1:2].repeat(len(PLACES), 1)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_read_later_is_kept(dtype: torch.dtype) -> None:
     def old(x: Tensor, i: Tensor, s: Tensor) -> Any:
