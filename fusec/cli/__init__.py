@@ -16,7 +16,7 @@ from fusec.cli.kernels import kernels
 from fusec.cli.machine import machine
 from fusec.cli.opt import opt
 from fusec.cli.reduce import reduce
-from fusec.cli.terminal import Commands, reports
+from fusec.cli.terminal import Commands, reports, whole_output
 from fusec.cli.trace import trace
 from fusec.cli.view import view
 from fusec.cli.why import why
@@ -67,6 +67,7 @@ def main() -> None:
     """Entry point of the ``fusec`` script."""
     gc.set_threshold(_ALLOCATIONS)
     try:
-        app(prog_name="fusec")  # by `python -m fusec`, too: completion is of this name
+        with whole_output():
+            app(prog_name="fusec")  # by `python -m fusec`, too: completion is of this name
     finally:
         gc.freeze()  # else Python walks all objects once more before it exits

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from types import CodeType
@@ -29,6 +29,8 @@ PACKAGED = {"bert": "Bert", "gpt2": "GPT2", "llama": "Llama", "t5": "T5", "vit":
 """The models of this package, and their classes."""
 _parsed: "dict[str, Graph]" = {}
 """Graphs by path that were parsed to check them, and are not read yet."""
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a disk that is full or read-only."""
 _LINES, _LINE = 8, 240
 """Most lines of an error, and characters of each."""
 CHECK_FAILED, USAGE, INVALID, CRASH = 1, 2, 3, 4
@@ -76,7 +78,9 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            refusal = error if isinstance(error, FusecError) else _refused_option(error) or _full_disk(error)
+            if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+                raise
+            refusal = error if isinstance(error, FusecError) else _refused_option(error)
             if refusal is not None:
                 typer.secho(f"error: {_shown(refusal)}", err=True, fg="red")
                 raise typer.Exit(exit_code(refusal)) from error
@@ -94,10 +98,23 @@ def _refused_option(error: BaseException | None) -> OptionError | None:
     return error
 
 
-def _full_disk(error: Exception) -> UsageError | None:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        return UsageError("the output cannot be written", why=_why(error))
-    return None
+@contextmanager
+def whole_output() -> Iterator[None]:
+    """Report output that cannot be written, also what is buffered to the end: Python would exit with a traceback."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        with suppress(OSError, ValueError):  # else Python tries to write it once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(1) from error
+        if error.errno not in _UNWRITABLE:
+            raise
+        typer.secho(f"error: {_shown(UsageError('the output cannot be written', why=_why(error)))}", err=True, fg="red")
+        raise SystemExit(USAGE) from error
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
