@@ -1,6 +1,7 @@
 """The command line, ``fusec``: a module for each command."""
 
 import gc
+import sys
 from typing import Annotated
 
 import typer
@@ -16,7 +17,7 @@ from fusec.cli.kernels import kernels
 from fusec.cli.machine import machine
 from fusec.cli.opt import opt
 from fusec.cli.reduce import reduce
-from fusec.cli.terminal import Commands, reports, whole_output
+from fusec.cli.terminal import Commands, raise_again, reports, whole_output
 from fusec.cli.trace import trace
 from fusec.cli.view import view
 from fusec.cli.why import why
@@ -66,6 +67,7 @@ app.add_typer(cache, name="cache")
 def main() -> None:
     """Entry point of the ``fusec`` script."""
     gc.set_threshold(_ALLOCATIONS)
+    sys.unraisablehook = raise_again
     try:
         with whole_output():
             app(prog_name="fusec")  # by `python -m fusec`, too: completion is of this name

@@ -1,10 +1,12 @@
 """Support for commands: standard streams, exit codes, close matches for wrong names."""
 
+import _thread
 import errno
 import functools
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -96,6 +98,14 @@ def _refused_option(error: BaseException | None) -> OptionError | None:
     while error is not None and not isinstance(error, OptionError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def raise_again(unraisable: Any) -> None:
+    """Raise an interrupt again that came in a callback of garbage collection, where Python drops it; a hook of sys."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 @contextmanager

@@ -276,6 +276,17 @@ def test_a_full_disk(command: str, unbuffered: str, monkeypatch: pytest.MonkeyPa
     assert done.returncode == USAGE and done.stderr.count("No space left") == 1 and len(done.stderr) < 200, done.stderr
 
 
+def test_an_interrupt_in_a_callback_is_not_lost() -> None:
+    text = (
+        "import sys, time, weakref\nfrom fusec.cli.terminal import raise_again\nsys.unraisablehook = raise_again\n"
+        "class Thing: pass\n"
+        "def interrupt(ref): raise KeyboardInterrupt\n"
+        "thing = Thing()\nkept = weakref.ref(thing, interrupt)\ndel thing\ntime.sleep(20)\nsys.exit(5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode not in (0, 5) and "KeyboardInterrupt" in done.stderr
+
+
 LIGHT = [
     ["--help"], ["--version"], ["explain"], ["explain", "--help"], ["explain", "missing.py"], ["opt", "missing.fir"],
     ["why", "missing.py", "norm"], ["bisect", "missing.py"], ["reduce", "missing.fir"], ["trace", "missing.py"],
