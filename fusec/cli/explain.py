@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fusec.cli.kernels import note_unused_edits
 from fusec.cli.models import compiled_model, recording
 from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, is_graph_file, note, show, write_json
@@ -74,6 +75,7 @@ def explain(
             note("measured in Triton's interpreter, on the CPU: these times say nothing about a GPU")
     else:
         show(site_view(explanation) if sites else explanation_view(explanation, everything))
+    note_unused_edits(explanation)
     _check_coverage(explanation, fail_under)
 
 

@@ -28,15 +28,18 @@ def _explained(model: str, target: str, dynamic: bool, batch: int, length: int) 
 
     compiled = compiled_model(model, recording(target=target), CaptureOptions(dynamic), batch, length)
     explanation = explain_subjects(compiled.subjects, compiled.title)
-    _note_unused_edits(explanation)
+    note_unused_edits(explanation)
     return explanation
 
 
-def _note_unused_edits(explanation: "Explanation") -> None:
-    from fusec.codegen.program.edits import other_edits
+def note_unused_edits(explanation: "Explanation") -> None:
+    """Name the edits of kernels of a model that are not used, as these kernels were other code then."""
+    from fusec.codegen.program.edits import edit_path, other_edits
 
+    config = Config.from_environment()
     for row in (row for row in explanation.kernels if row.kind == "generated"):
-        for path in other_edits(row.name, row.edited, Config.from_environment()):
+        language = edit_path(row.name, row.source, config).suffix
+        for path in (path for path in other_edits(row.name, row.edited, config) if path.suffix == language):
             note(f"{path} is not used: {row.name} was other code when it was edited")
 
 

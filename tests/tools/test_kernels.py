@@ -110,6 +110,7 @@ def test_an_edit_of_other_code_is_noted(script: str, monkeypatch: pytest.MonkeyP
     assert "not used" not in run("list", script).stderr
     Path(script).write_text(Path(script).read_text().replace("* 2", "* 3"))
     assert f"is not used: {name} was other code when it was edited" in run("list", script).stderr
+    assert "is not used" in CliRunner().invoke(app, ["explain", script]).stderr
 
 
 INTERPRETED = ("--target", "triton")
