@@ -110,14 +110,11 @@ def raise_again(unraisable: Any) -> None:
 
 @contextmanager
 def whole_output() -> Iterator[None]:
-    """Report output that cannot be written, also what is buffered to the end: Python would exit with a traceback."""
+    """Report output that cannot be written, as to a full disk, in one line."""
     try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
+        yield
     except OSError as error:
-        with suppress(OSError, ValueError):  # else Python tries to write it once more
+        with suppress(OSError, ValueError):  # else Python writes what is buffered once more, at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise SystemExit(1) from error

@@ -31,7 +31,7 @@ def _count(x: Any) -> int:
 
 
 def _first(graph: Graph, arguments: Sequence[Any]) -> str:
-    """Return the first operation with NaN in its results and none in its operands."""
+    """Return the first operation with NaN in its results; no input has any."""
     from fusec.reference.contract import copy_arguments
     from fusec.reference.interpreter import Machine, bind_symbols
 
@@ -40,7 +40,7 @@ def _first(graph: Graph, arguments: Sequence[Any]) -> str:
     class Watch(Machine):
         def node(self, node: Node, operands: list[Any]) -> list[Any]:
             results = super().node(node, operands)
-            if not found and any(map(_count, results)) and not any(map(_count, operands)):
+            if not found and any(map(_count, results)):
                 found.append(node)
             return results
 

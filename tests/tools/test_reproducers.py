@@ -142,35 +142,11 @@ def test_a_pass_that_changes_the_result_leaves_the_graph_before_it(tmp_path: Pat
     assert result.exit_code == 3 and str(kept) in result.stderr
 
 
-DECLARED = """
-import torch
-from typing import Annotated
-from torch import Tensor
-from fusec import rewrite
-from fusec.rewriting.fusion import Dims
-
-@rewrite
-def squared_sine_of_a_file(x: Annotated[Tensor, Dims("*batch cols")]) -> Tensor:
-    return torch.sin(x) * torch.sin(x)
-
-@squared_sine_of_a_file.to
-def _(x: Annotated[Tensor, Dims("*batch cols")]) -> Tensor:
-    return torch.sin(x)
-
-def model(x):
-    return torch.sin(x) * torch.sin(x)
-
-def inputs():
-    return torch.ones(4, 16)
-"""
-
-
 def test_the_command_names_the_file_of_a_rewrite(tmp_path: Path, kept: Path) -> None:
     """Without its declarations a graph is right."""
     from fusec.rewriting.rule import REWRITES
 
-    script, declared = tmp_path / "declared.py", dict(REWRITES)
-    script.write_text(DECLARED)
+    script, declared = Path(__file__).parents[2] / "examples" / "wrong_rewrite.py", dict(REWRITES)
     try:
         done = run("bisect", str(script))
         (command,) = re.findall(r"random inputs: (fusec reduce .*)", done.stderr)
@@ -178,7 +154,7 @@ def test_the_command_names_the_file_of_a_rewrite(tmp_path: Path, kept: Path) -> 
         for name in set(REWRITES) - set(declared):
             del REWRITES[name]
         found = run("bisect", str(path_in(command)), "--declare", str(script))
-        assert found.stdout.count("squared_sine_of") == 1 and f"--declare {script}" in found.stderr
+        assert "squared_sine" in found.stdout and f"--declare {script}" in found.stderr
         reduced = run(*shlex.split(command)[1:], "-o", str(tmp_path / "reduced.py"))
         assert reduced.exit_code == 0 and ": wrong" in reduced.stdout, reduced.output
     finally:
