@@ -104,6 +104,18 @@ def test_an_index_that_is_the_same_for_a_whole_row() -> None:
     check(functions, numbers(6, 7), torch.randint(0, 6, (6, 1), generator=generator()), numbers(6, 7, seed=1))
 
 
+@pytest.mark.parametrize("combine", [False, True])
+def test_an_input_that_is_expanded_as_index(combine: bool) -> None:
+    """All elements of a row have one place: the last is kept."""
+    functions: list[Callable[..., Tensor]] = [
+        lambda x, i, s: x.scatter_reduce(1, i, s, "amax") if combine else x.scatter(1, i, s),
+        lambda x, i, s: x.scatter_add(1, i, s * 2) if combine else x.scatter(1, i, s - s.sum(-1, keepdim=True)),
+    ]
+    for shape in ((6, 1), (1, 1)):
+        index = torch.randint(0, 8, shape, generator=generator()).expand(6, 20)
+        check(functions, numbers(6, 8), index, numbers(6, 20, seed=1))
+
+
 def test_special_values() -> None:
     x, new = torch.tensor([1.0, -inf, nan, inf]), torch.tensor([nan, 5.0, 3.0, -inf, 2.0])
     places = torch.tensor([0, 1, 2, 3, 3])
