@@ -106,8 +106,9 @@ def inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
 
 
-def added(order: Tensor) -> Tensor:
-    return torch.zeros_like(order).scatter_add(0, order, torch.arange(len(order)))
+def at_least_two(order: Tensor) -> Tensor:
+    """No order, but each index is in range."""
+    return torch.full_like(order, 2).scatter_reduce(0, order, torch.arange(len(order)), "amax")
 
 
 def reordered(x: Tensor, compute: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
@@ -126,7 +127,7 @@ OTHER_ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "rows twice": lambda x: reordered(x, lambda y, *_: torch.cat([y, y])),
     "some rows": lambda x: x[p := torch.sort(x[:, 0])[1]][inverse(p)[:3]],
     "another order is put back": lambda x: x[torch.sort(x[:, 1])[1]][inverse(torch.sort(x[:, 0])[1])],
-    "positions are added": lambda x: (x[p := torch.sort(x[:, 0])[1]] * 2)[added(p)],
+    "positions are combined": lambda x: (x[p := torch.sort(x[:, 0])[1]] * 2)[at_least_two(p)],
     "the order of the columns": lambda x: (x[:4] * torch.sort(x[:4, 0])[0])[:, inverse(torch.sort(x[:4, 1])[1])],
 }
 
