@@ -10,6 +10,7 @@ from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, Model
 from fusec.cli.terminal import (
     CHECK_FAILED,
     UsageError,
+    check_read_once,
     check_writable,
     is_graph_file,
     note,
@@ -78,6 +79,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Show what differs between the fusions of two models, or reports of them."""
+    check_read_once(before, after)
     from fusec.debug.compare import changes
 
     if text:

@@ -275,6 +275,12 @@ def read_text(path: str) -> str:
         raise UsageError(f"cannot read {path}", why=_why(reason)) from reason
 
 
+def check_read_once(*paths: str) -> None:
+    """Raise UsageError where standard input is named twice."""
+    if paths.count("-") > 1:
+        raise UsageError("standard input can be read once", fix="write one of the two to a file")
+
+
 def write_text(path: str, text: str) -> None:
     """A file, or standard output for ``-``."""
     if path == "-":

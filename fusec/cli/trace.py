@@ -37,11 +37,17 @@ def trace(program: Program, output: Folder = Path("fusec-trace"), as_json: Json 
     try:
         found = read_trace(output)
     except NoTrace:
-        note('nothing was compiled: torch.compile(model, backend="fusec") was not called, or its result was not')
+        if output.exists():  # fusec was loaded
+            note(f"{output} has no compile: none began, or it could not be written")
+        else:
+            note('nothing was compiled: torch.compile(model, backend="fusec") was not called, or its result was not')
         found = Trace([])
     if as_json:
         write_json({"folder": output, "exit_code": code, **trace_data(found)})
     elif found.compiles or found.events:
         show(trace_view(found))
-        note(f"{output}: fusec explain {output}, fusec view {output}")
+        if cut := sum(compile.state == "running" for compile in found.compiles):
+            note(f"compiles that did not end, or could not be written: {cut}")
+        if found.subjects:
+            note(f"{output}: fusec explain {output}, fusec view {output}")
     raise typer.Exit(code)

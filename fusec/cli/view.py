@@ -9,7 +9,7 @@ import typer
 from fusec.cli.check import is_report, read_report
 from fusec.cli.models import compiled_model, recording
 from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
-from fusec.cli.terminal import UsageError, note, write_json, write_text
+from fusec.cli.terminal import UsageError, check_read_once, note, write_json, write_text
 
 if TYPE_CHECKING:
     from fusec.debug.explanation import Explanation
@@ -54,6 +54,7 @@ def view(
             found = [found[graph]]
         return explain_subjects(found, compiled.title, compiled.model)
 
+    check_read_once(model, before)
     if as_json and output == "-":
         raise UsageError("--json prints where the page is, not the page", fix="name a file with -o")
     if is_report(model) and not before:

@@ -159,7 +159,7 @@ def _search(trial: Trial) -> Finding:
         wrong, remarks = trial.wrong(apply=_without(culprits))
     if not culprits:
         rewritten = bool(wrong) and not trial.wrong(apply=NONE)[0]
-        return _blamed(trial, replace(finding, fix=(("apply", NONE),) if rewritten else ()))
+        return _blamed(trial, replace(finding, fix=_applying(trial, NONE) if rewritten else ()))
     if not wrong:
         culprits = _fewest(trial, culprits)
     found = tuple(known[number] for number in sorted(culprits))
@@ -260,7 +260,14 @@ def _fix(trial: Trial, culprits: Sequence[Remark], right: bool) -> tuple[tuple[s
     """Return options with which a graph is right: of several applications, the names of their rewrites are disabled."""
     if len(culprits) > 1:
         names = sorted({remark.subject for remark in culprits})
-        if not trial.wrong(disable=",".join(filter(None, [trial.config.disable, *names])))[0]:
-            return (("disable", ",".join(names)),)
+        disable = ",".join(filter(None, [trial.config.disable, *names]))
+        if not trial.wrong(disable=disable)[0]:
+            return (("disable", disable),)
     numbers = [remark.application for remark in culprits if remark.application is not None]
-    return (("apply", _without(numbers)),) if right else ()
+    return _applying(trial, _without(numbers)) if right else ()
+
+
+def _applying(trial: Trial, selector: str) -> tuple[tuple[str, str], ...]:
+    """Return the options that make some applications, which are numbered without what the trial disables."""
+    given = trial.config.disable
+    return (*([("disable", given)] if given else []), ("apply", selector))

@@ -35,7 +35,7 @@ class CommandFinding:
     fix: str = ""
     """A selector for ``FUSEC_APPLY`` with which the command succeeds; "" where none was found."""
     disable: str = ""
-    """The rewrites and passes for ``FUSEC_DISABLE`` with which the command succeeds, where it does with no ``fix``."""
+    """The rewrites and passes for ``FUSEC_DISABLE`` with which, and with ``fix`` where there is one, it succeeds."""
     runs: int = 0
     option: str = ""
     """An option that the program sets, and its value, without which the command succeeds; or the number of threads."""
@@ -48,7 +48,8 @@ class CommandFinding:
         if self.number is None:
             return "cause: no rewrite and no generated kernel, the command fails without any"
         cause = "\n       ".join(map(str, self.applications)) or f"application {self.number}"
-        fix = f"FUSEC_APPLY={self.fix}" if self.fix else f"FUSEC_DISABLE={self.disable}" if self.disable else ""
+        settings = {"FUSEC_DISABLE": self.disable, "FUSEC_APPLY": self.fix}
+        fix = " ".join(f"{name}={value}" for name, value in settings.items() if value)
         return f"cause: {cause}\nfix:   {fix or 'none was found: it fails without these, too'}"
 
 
@@ -77,7 +78,7 @@ def bisect_command(run: Run, folder: Path, disabled: str = "") -> CommandFinding
     named = tuple(search.named(number))
     option = search.option() if all(remark.subject == GROUPING for remark in named) else ""
     if fix or option:
-        return CommandFinding(number, named, fix, "", search.runs, option)
+        return CommandFinding(number, named, fix, disabled if fix else "", search.runs, option)
     named, disable = search.further(named)
     return CommandFinding(number, named, "", disable, search.runs)
 

@@ -12,6 +12,7 @@ from fusec.config import Config, unknown_settings
 from fusec.errors import BuildError, FusecError
 
 LEAST_TORCH, LEAST_TRITON = (2, 11), (3, 6)
+_SHOWN = 3
 _LEAST_MB = 200
 """Free space that kernels of a large model and their objects may need."""
 
@@ -130,6 +131,16 @@ def _cache(name: str) -> Check:
     return Check(name, "note" if free < _LEAST_MB else "fine", detail, "free some space" if free < _LEAST_MB else "")
 
 
+def _edits(name: str) -> Check:
+    from fusec.codegen.program.edits import edits
+
+    found = edits(Config.from_environment())
+    if not found:
+        return Check(name, "fine", "none")
+    fix = "`fusec kernels list MODEL` names those that are used; `fusec kernels revert` removes them"
+    return Check(name, "note", f"{len(found)} in the cache: {', '.join(path.name for path in found[-_SHOWN:])}", fix)
+
+
 def _profile(name: str) -> Check:
     from fusec.analysis.machine import MEASURED
     from fusec.codegen import target_named
@@ -192,8 +203,8 @@ def _kernel(name: str) -> Check:
 
 _CHECKS: dict[str, Callable[[str], Check]] = {
     "versions": _versions, "settings": _settings, "C++ compiler": _compiler, "instructions": _instructions,
-    "threads": _threads, "OpenMP": _openmp, "cache": _cache, "machine profile": _profile, "GPU": _gpu,
-    "kernels": _kernel,
+    "threads": _threads, "OpenMP": _openmp, "cache": _cache, "edited kernels": _edits,
+    "machine profile": _profile, "GPU": _gpu, "kernels": _kernel,
 }  # fmt: skip
 
 

@@ -19,7 +19,8 @@ def finding_view(findings: list[Finding]) -> RenderableType:
         if v.status != "fused":
             why = f"{v.reason} [{v.code}]" if v.code else v.reason
             lost = f"{amount(v.bytes_lost, 'B')} written and read again" if v.bytes_lost else ""
-            rows = {"why": why, "nearest": v.attempt, "line": v.text, "lost": lost, "edit": v.edit, "tried": v.tried}
+            rows = {"why": why, "nearest": v.attempt, "line": v.text, "lost": lost, "tried": v.tried}
+            rows["edit"] = v.edit or ("none is known" if v.status == "missed" and not v.tried else "")
         else:
             rows = {"as": v.reason}
         rows["in"] = ", ".join(v.kernels)

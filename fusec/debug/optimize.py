@@ -8,6 +8,7 @@ from fusec.debug.subject import Subject
 from fusec.errors import VerificationError
 from fusec.ir.graph import Graph
 from fusec.pipeline import PassRecord, Pipeline
+from fusec.remarks import Remark
 from fusec.reproducers import keep_graph
 from fusec.selector import Selector
 
@@ -44,9 +45,10 @@ def opt(
     with kept_traces(config):
         choose_passes(passes, config).run(work, context)
     Selector.parse(config.apply).require(context.next_number)
+    found = Subject(graph.name, work, graph, context.records, context.remarks)
     if verify_each:
-        require_agreement(context.records, verify_passes(context.records))
-    return Subject(graph.name, work, graph, context.records, context.remarks)
+        require_agreement(found, verify_passes(found.records), passes, options)
+    return found
 
 
 def choose_passes(text: str, config: Config) -> Pipeline:
@@ -74,15 +76,35 @@ def verify_passes(records: Sequence[PassRecord]) -> "dict[int, EquivalenceResult
     }
 
 
-def require_agreement(records: Sequence[PassRecord], results: "Mapping[int, EquivalenceResult]") -> None:
-    """Name the first pass that changed the meaning.
+def require_agreement(
+    found: Subject, results: "Mapping[int, EquivalenceResult]", passes: str, options: Mapping[str, Any] | None = None
+) -> None:
+    """Name the first pass that changed the meaning, and the application of a rewrite that is at fault.
+
+    Args:
+        found: the result of ``opt`` with these passes and options.
+        results: those of ``verify_passes``.
+        passes: as for ``opt``.
+        options: as for ``opt``.
 
     Raises:
         VerificationError: where a pass changed the results.
     """
     for i, result in results.items():
         if not result:
-            what = f"pass {records[i].name} changes the result"
-            command = keep_graph(records[i].before, records[i].name, Config.from_environment(), what)
-            fix = "find the application at fault with --apply and --remarks passed"
-            raise VerificationError(what, why=result.message, fix=f"{fix}; {command}" if command else fix)
+            record = found.records[i]
+            what = f"pass {record.name} changes the result"
+            command = keep_graph(record.before, record.name, Config.from_environment(), what)
+            culprit = _at_fault(found, passes, options)
+            fixes = [f"--apply '!{culprit.application}' leaves it out"] if culprit else []
+            fix = "; ".join(filter(None, [*fixes, command]))
+            raise VerificationError(what, where=str(culprit or ""), why=result.message, fix=fix)
+
+
+def _at_fault(found: Subject, passes: str, options: Mapping[str, Any] | None) -> Remark | None:
+    """Return the first application whose two sides differ; None where a pass itself is wrong."""
+    if found.imported is None:
+        return None
+    remarks = opt(found.imported, passes, options={**(options or {}), "verify": True}).remarks
+    wrong = {r.application for r in remarks if r.kind == "failure" and r.application is not None}
+    return next((r for r in remarks if r.kind == "passed" and r.application in wrong), None)

@@ -265,36 +265,46 @@ def _kernels(place: _Place) -> Iterator[Finding]:
 
 def _absent(place: _Place, what: str) -> Iterator[Finding]:
     """Yield the attempt to match a fusion here that came furthest; without any, the operations that are lacking."""
-    from fusec.passes import FUSIONS, kept_traces, pattern_library
-    from fusec.passes.canonicalize import normalize
-    from fusec.rewriting.application import attempts
+    from fusec.passes import FUSIONS, pattern_library
 
-    where, library = place.at or "the model", pattern_library()
+    where = place.at or "the model"
     if what not in FUSIONS:
         known = place.has_modules
         reason = "no module here is such a site" if known else "sites are found from modules, and none is known"
         yield Finding(what, where, "absent", code="operation", reason=reason)
         return
-    graph = (place.subject.imported or place.subject.final).copy()
-    normalize(graph)
-    with kept_traces(Config.from_environment()):
-        failures = [a for a in attempts(FUSIONS[what], graph, library) if isinstance(a, MatchFailure) and a.depth > 0]
-    here = [f for f in failures if not place.at or any(map(place.holds, f.places))]
-    best = max(here, key=lambda f: f.depth / f.size, default=None)
+    best = _furthest(place, what)
     if best is not None and best.depth * 2 >= best.size:
         attempt, text = f"{best.depth} of {best.size} operations", next((s.text for s in best.sources), "")
         at = next(iter(best.places), where)
+        inner = _furthest(place, best.expected) if best.expected in FUSIONS else None
+        said = f"{best}; of {best.expected}, {inner}" if inner else str(best)
         yield Finding(
-            what, at, "missed", place.kernels_at(best.places), code_of_clause(best.clause), str(best), attempt, text
-        )
+            what, at, "missed", place.kernels_at(best.places), code_of_clause((inner or best).clause), said, attempt,
+            text,
+        )  # fmt: skip
         return
     have = {o.node.op.name for o in place.operations}
-    patterns = library.patterns(FUSIONS[what], F32)
+    patterns = pattern_library().patterns(FUSIONS[what], F32)
     needed = ({n.op.name for n in p.computing if n.has(Trait.POINTWISE | Trait.REDUCTION)} - have for p in patterns)
     fewest = min(needed, key=len, default=set())
     lacking = f"it needs {', '.join(sorted(fewest))}, which no operation here computes"
     reason = lacking if fewest else "its operations are here, but not as one of its spellings"
     yield Finding(what, where, "absent", code="operation", reason=reason)
+
+
+def _furthest(place: _Place, what: str) -> MatchFailure | None:
+    """Return the attempt to match a fusion at a place that came furthest; None where nothing matched in part."""
+    from fusec.passes import FUSIONS, kept_traces, pattern_library
+    from fusec.passes.canonicalize import normalize
+    from fusec.rewriting.application import attempts
+
+    graph = (place.subject.imported or place.subject.final).copy()
+    normalize(graph)
+    with kept_traces(Config.from_environment()):
+        found = [a for a in attempts(FUSIONS[what], graph, pattern_library()) if isinstance(a, MatchFailure)]
+    here = [f for f in found if f.depth > 0 and (not place.at or any(map(place.holds, f.places)))]
+    return max(here, key=lambda f: f.depth / f.size, default=None)
 
 
 def _names(operation: Operation) -> Iterator[str]:

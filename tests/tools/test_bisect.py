@@ -73,6 +73,15 @@ def test_a_rewrite_that_is_wrong_at_two_sites_is_named_and_disabled(wrong_rewrit
     assert not mended.wrong
 
 
+def test_the_fix_has_what_is_disabled_already(wrong_rewrite: None) -> None:
+    """Applications are numbered without it."""
+    (found,) = fusec.bisect(
+        lambda x: torch.sin(x) * torch.sin(x) + x.softmax(-1), torch.randn(4, 16), options={"disable": "softmax"}
+    )
+    (number,) = [culprit.application for culprit in found.culprits]
+    assert dict(found.fix) == {"disable": "softmax", "apply": f"!{number}"}
+
+
 def test_two_rewrites_that_are_wrong(wrong_rewrite: None) -> None:
     @rewrite
     def squared_cosine(x: Rows) -> Tensor:

@@ -129,6 +129,11 @@ def test_rewrites_that_are_at_fault_together_are_disabled(
     if left:
         found = bisect_command(fails, Path("missing"), "sine")  # disabled in all runs
         assert set(found.disable.split(",")) == {"sine", *left}
+    del bad[1], bad[2]
+    if len(bad) > 1:
+        del bad[6]
+        found = bisect_command(fails, Path("missing"), "sine")
+        assert "FUSEC_DISABLE=sine FUSEC_APPLY=!5" in str(found)
 
 
 def test_a_command_that_always_fails_and_wrong_use(tmp_path: Path) -> None:

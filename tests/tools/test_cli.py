@@ -240,6 +240,9 @@ def test_opt_applies_what_a_script_declares(tmp_path: Path) -> None:
         assert "squared_sine" in run("opt", path, "--declare", script, "--remarks", "passed").output
         wrong = run("opt", path, "--declare", script, "--verify-each")
         assert wrong.exit_code == 3 and "pass raise changes the result" in wrong.output
+        assert re.search(r"where: .*#1 squared_sine at .*wrong_rewrite.py:\d+", wrong.output)
+        assert "--apply '!1' leaves it out" in wrong.output
+        assert run("opt", path, "--declare", script, "--verify-each", "--apply", "!1").exit_code == 0
     finally:
         REWRITES.pop("squared_sine", None)
 

@@ -118,6 +118,9 @@ def test_text_of_files(tmp_path: Path) -> None:
     assert [line for line in lines[2:] if line[0] in "+-"] == [line for line in lines[2:] if "sin(%x)" in line]
     assert json.loads(run("diff", a, b, "--text", "--json").stdout) == lines
     assert run("diff", a, "models:llama/tiny", "--text").exit_code == 2
+    for arguments in (["diff", "-", "-", "--text"], ["diff", "-", "-"], ["view", "-", "--before", "-"]):
+        done = run(*arguments)
+        assert done.exit_code == 2 and "standard input can be read once" in done.output
 
 
 def test_lines_that_moved_in_the_model_s_file_are_no_difference() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from fusec.cli import app
 from fusec.codegen.cpp import compiler, printer
+from fusec.codegen.program.edits import write_edit
 from fusec.config import Config
 from fusec.debug.doctor import Check, checks
 from tests.tools.command_line import CliRunner
@@ -22,7 +23,7 @@ def test_all_is_well() -> None:
     done = CliRunner().invoke(app, ["doctor", "--json"])
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
-    assert len(rows) == 10 and all(row["state"] != "wrong" for row in rows)
+    assert len(rows) == 11 and all(row["state"] != "wrong" for row in rows)
     assert "as eager" in rows[-1]["detail"]
     shown = CliRunner().invoke(app, ["doctor"])
     assert shown.exit_code == 0 and all(row["name"] in shown.stdout for row in rows)
@@ -65,6 +66,14 @@ def test_damaged_entries_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert entries and found("cache").state == "fine"
     entries[0].write_bytes(b"damaged")
     assert found("cache").state == "note" and "1 damaged" in found("cache").detail
+
+
+def test_edited_kernels_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
+    assert found("edited kernels") == Check("edited kernels", "fine", "none")
+    path = write_edit("softmax", "// a kernel", Config.from_environment())
+    check = found("edited kernels")
+    assert check.state == "note" and path.name in check.detail and "fusec kernels revert" in check.fix
 
 
 def test_a_kernel_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,19 @@ with torch.no_grad():
 sys.exit(len(sys.argv))
 """
 
+FULL_DISK = """
+import errno, pathlib, torch
+write = pathlib.Path.write_text
+
+def full(path, *args, **keywords):
+    if path.name == {!r}:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return write(path, *args, **keywords)
+
+pathlib.Path.write_text = full
+torch.compile(torch.sin, backend="fusec")(torch.randn(4))
+"""
+
 
 def test_a_compile_is_read_back_as_it_was(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.RMSNorm(16), nn.GELU(), nn.Softmax(-1)).eval()
@@ -201,3 +214,13 @@ def test_wrong_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = ("compiles", "recompiles", "graph_breaks", "fallbacks")
     assert data == {"folder": "t", "exit_code": 0, **{name: [] for name in lists}}
     assert CliRunner().invoke(app, ["explain", str(tmp_path)]).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"), [("imported.fir", "has no compile"), ("final.fir", "could not be written: 1")]
+)
+def test_a_disk_that_is_full(lost: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(FULL_DISK.format(lost))
+    done = CliRunner().invoke(app, ["trace", "-o", "t", "program.py"])
+    assert done.exit_code == 0 and said in done.output and "fusec view" not in done.output

@@ -15,7 +15,9 @@ from torch.nn import functional as F
 
 from fusec.cli import app
 from fusec.debug.capture import compile_model
+from fusec.debug.finding_table import finding_view
 from fusec.debug.reasons import REASONS, code_of_text
+from fusec.debug.text import as_text
 from fusec.debug.why import Finding, UnknownPlace, why
 from fusec.models import llama
 from fusec.models.inputs import sample_tokens
@@ -114,6 +116,13 @@ def test_attention_that_is_written_out_is_fused_by_grouping() -> None:
 
     (attention,) = findings(heads, "attention")
     assert outcome(attention) == ("fused", "") and attention.kernels == ("attention",)
+
+
+def test_a_fusion_inside_another_that_is_missed_says_why() -> None:
+    (swiglu,) = findings(lambda x, w: x * torch.sigmoid(1.3 * x) * w, "swiglu")
+    assert outcome(swiglu) == ("missed", "operand") and "expected silu" in swiglu.reason
+    assert "of silu, all 2 operations match" in swiglu.reason
+    assert "edit    none is known" in as_text(finding_view([swiglu]))
 
 
 @pytest.mark.parametrize("heads", [False, True])
