@@ -21,6 +21,7 @@ from fusec.config import Config
 from fusec.errors import FusecError, OptionError
 from fusec.frontend.torch_internals import artifact, listen
 from fusec.ir.graph import Graph
+from fusec.ir.printer import positions_as_read
 from fusec.reproducers import keep_graph, reduce_command
 
 logger = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ def recorded(compiled: Any) -> tuple[dict[str, Any], dict[str, str]]:
     texts[REMARKS] = json.dumps([r.to_json() for r in compiled.remarks], indent=1, default=str)
     for name, text in program.texts.items():
         texts[f"kernels/{name}.{'py' if '@triton' in text else 'cpp'}"] = text
-    nodes = {node: i for i, node in enumerate(compiled.graph.nodes)}
+    nodes = positions_as_read(compiled.graph)
     steps = [
         {"node": nodes[s.node], "name": s.name, "kind": s.kind, "formula": _formula(program, s.name)}
         for s in program.steps if s.node in nodes and s.kind in ("kernel", "interpreted")

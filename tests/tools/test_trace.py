@@ -216,6 +216,23 @@ def test_wrong_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(app, ["explain", str(tmp_path)]).exit_code == 3
 
 
+def test_nodes_are_numbered_as_they_are_read_back(tmp_path: Path) -> None:
+    """Equal numbers are one node there."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return ((torch.exp(x * 3.0) + 1e-6) * 2.0 - torch.sin(x * 3.0 + 1e-6)) * 2.0
+
+    torch._dynamo.reset()
+    options = {"trace": str(tmp_path / "t"), "apply": "!0.."}
+    torch.compile(function, backend="fusec", options=options)(torch.randn(4))
+    (compiled,) = compiled_graphs()
+    (read,) = read_trace(tmp_path / "t").subjects
+    assert len(read.final) < len(compiled.graph)
+    assert [(n.op.name, s.name) for n, s in read.steps.items()] == [
+        (s.node.op.name, s.name) for s in compiled.program.steps if s.kind == "interpreted"
+    ]
+
+
 @pytest.mark.parametrize(
     ("lost", "said"), [("imported.fir", "has no compile"), ("final.fir", "could not be written: 1")]
 )
