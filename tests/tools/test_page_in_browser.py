@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fusec.analysis.machine import CHIPS, MEASURED, Machine, assumed_cpu
 from fusec.debug.explain import explain
+from fusec.debug.explanation import Explanation
+from fusec.debug.timing import Timing
 from fusec.viz.html import render, view
 from tests.tools.browser import Opened
 from tests.tools.sample import compiled
@@ -210,6 +214,14 @@ def test_nothing_overlaps_and_the_whole_graph_fits(browser: Any, file: Path, wid
     page.close()
 
 
+def test_tools_fit_a_phone_whatever_a_page_has_colours_for(browser: Any, file: Path) -> None:
+    page = Opened(browser, file, "", 390, 844)
+    page("$('colour').append(el('option', { textContent: 'colour: error against float64' }))")
+    edges = page("[...$('tools').children].map(tool => tool.getBoundingClientRect().right)")
+    assert max(edges) <= 390 and max(edges) <= page("$('tools').getBoundingClientRect().right"), edges
+    page.close()
+
+
 def test_lists_are_a_drawer_on_a_phone(browser: Any, file: Path) -> None:
     page = Opened(browser, file, "", 390, 844)
     assert not page.page.is_visible("#list")
@@ -239,6 +251,40 @@ def test_the_roofline_is_inside_its_frame(opened: Opened, factor: float) -> None
     texts = opened("""[...document.querySelectorAll('.roofline text')].map(t => {
         const box = t.getBBox(); return [t.textContent, box.x, box.x + box.width]; })""")
     assert len(texts) > 5 and all(left >= 0 and right <= 380 for _, left, right in texts), texts
+
+
+def explained(machine: Machine) -> Explanation:
+    """An explanation of the sample, each kernel measured at a second, beside the limits of a machine."""
+    found = explain(compiled())
+    found.machine = found.subjects[0].machine = machine
+    found.subjects[0].timing = Timing({}, 0.0, 1.0, 0.0, 5, {})
+    for row in found.kernels:
+        row.roofline = replace(row.roofline, measured_us=1e6)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted", "refused"),
+    [
+        (CHIPS["a100"], "1000 ms in Triton's interpreter, on the CPU", "% of the limit"),
+        (assumed_cpu(), "measured 1000 ms", "% of the limit"),
+        (replace(assumed_cpu(), source=MEASURED), "% of the limit of a modest CPU (measured)", "interpreter"),
+    ],
+    ids=["interpreted", "assumed", "measured"],
+)
+def test_times_are_compared_with_limits_that_are_known(
+    browser: Any, tmp_path: Path, machine: Machine, wanted: str, refused: str
+) -> None:
+    (tmp_path / "page.html").write_text(render(explained(machine)), encoding="utf-8")
+    page = Opened(browser, tmp_path / "page.html")
+    page("goTo(report().kernels.find(k => k.kind === 'generated').nodes[0])")
+    said, plotted = page.page.inner_text("#right"), page.page.text_content(".roofline") or ""
+    assert wanted in said and refused not in said
+    interpreted = "interpreter" in wanted
+    assert ("predicted" if interpreted else "measured") in plotted.rpartition("GFLOP/s")[2]
+    assert ("measured time" in str(page.page.text_content("#colour"))) is not interpreted
+    assert ("measured" in str(page.page.text_content("#list"))) is not interpreted
+    page.close()
 
 
 @pytest.mark.parametrize("width, height", [(1440, 900), (390, 844)])

@@ -13,12 +13,12 @@ const TABS = {
   Fallbacks: () => report() ? report().fallbacks.length : null,
   Trace: () => everything.events.length || null,
 };
-const EMPTY = { Kernels: "No kernels: this graph has not been grouped yet.", Fallbacks: "Nothing falls back.", Misses: "No near misses.", Remarks: "No remarks.", Changes: "Nothing differs." };
+const EMPTY = { Kernels: "No kernels: this graph has not been grouped yet.", Fallbacks: "Nothing falls back.", Misses: "No near misses.", Remarks: "No remarks." };
 const lists = {
   Kernels() {
     const most = Math.max(1, ...report().kernels.map(k => k.bytes || 0));
     return report().kernels.map(k => row(k.kind, k.launches > 1 ? `${brief(k.name)}  ×${k.launches}` : brief(k.name), amount(k.bytes, "B"),
-      [k.kind === "generated" && k.fusions.length ? k.fusions.join(", ") : k.kind, amount(k.flops, "FLOP"), k.roofline ? `${k.roofline.measured_us === null ? "" : "measured "}${duration(k.roofline.measured_us ?? k.roofline.predicted_us)}${k.launches > 1 ? " each" : ""}, ${k.roofline.bound}` : ""].filter(Boolean).join(" · "), (k.bytes || 0) / most, k.nodes));
+      [k.kind === "generated" && k.fusions.length ? k.fusions.join(", ") : k.kind, amount(k.flops, "FLOP"), k.roofline ? `${isMeasured(k.roofline) ? "measured " : ""}${duration(timeOf(k.roofline))}${k.launches > 1 ? " each" : ""}, ${k.roofline.bound}` : ""].filter(Boolean).join(" · "), (k.bytes || 0) / most, k.nodes));
   },
   Fallbacks() {
     return report().fallbacks.map(f => row("opaque", f.count > 1 ? `${brief(f.name)}  ×${f.count}` : brief(f.name), amount(f.bytes, "B"), [f.reason, ...f.sources.slice(0, 1)].filter(Boolean).join(" · "), null, f.nodes));
@@ -150,7 +150,7 @@ function tab(name) {
   else {
     const words = filterText.toLowerCase().split(/\s+/).filter(Boolean), most = 400;
     const all = lists[name]().filter(r => words.every(w => r.textContent.toLowerCase().includes(w)));
-    $("list").replaceChildren(...(all.length ? all.slice(0, most) : [el("div", { className: "empty", textContent: words.length ? "Nothing matches." : EMPTY[name] || "" })]));
+    $("list").replaceChildren(...(all.length ? all.slice(0, most) : [el("div", { className: "empty", textContent: words.length ? "Nothing matches." : name === "Changes" ? noChanges() : EMPTY[name] || "" })]));
     if (all.length > most) $("list").append(el("div", { className: "empty", textContent: `… and ${all.length - most} more` }));
   }
   follow(false); remember();
