@@ -411,11 +411,25 @@ def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
 
 
 def test_events_of_a_trace_are_listed(browser: Any, tmp_path: Path) -> None:
-    events = [{"kind": "recompile", "text": "size mismatch at index 0\n  modeling_small.py:12", "count": 2}]
+    text = "size mismatch at index 0\n  /a/folder/modeling_small.py:12"  # torch says the whole path
+    events = [{"kind": "recompile", "text": text, "count": 2}]
     (tmp_path / "page.html").write_text(render(explain(compiled()), events), encoding="utf-8")
     page = Opened(browser, tmp_path / "page.html", "tab=Trace")
     page.page.click("#list .row")
     assert page("openTab") == "Model" and page("chosenLine") == "modeling_small.py:12" and page("linked.size") > 0
+    page.close()
+
+
+def test_a_miss_has_its_edit_or_the_one_that_was_tried(browser: Any, tmp_path: Path) -> None:
+    found = explain(compiled())
+    (miss,) = found.near_misses
+    tried = replace(miss, suggestion="", figures={"tried": "write 2: changes values", "kernel": "rms_norm"})
+    found.near_misses = [miss, tried]
+    (tmp_path / "page.html").write_text(render(found), encoding="utf-8")
+    page = Opened(browser, tmp_path / "page.html", "tab=Misses")
+    first, second = page.page.locator("#list .row").all_text_contents()
+    assert f"→ {miss.suggestion}" in first and "tried" not in first
+    assert "tried: write 2: changes values" in second and "runs in kernel rms_norm all the same" in second
     page.close()
 
 

@@ -28,7 +28,7 @@ function sourceBlock(source) {
 }
 function remarkBlock(r) {
   return el("div", { className: "remark" }, el("span", { className: `tag ${r.kind}`, textContent: r.kind }), ` ${r.application === null || r.application === undefined ? "" : `#${r.application} `}${r.message}`,
-    r.reason ? el("span", { className: "note", textContent: r.reason }) : "", r.suggestion ? el("span", { className: "note edit", textContent: `→ ${r.suggestion}` }) : "",
+    r.reason ? el("span", { className: "note", textContent: r.reason }) : "", editOf(r) ? el("span", { className: "note edit", textContent: editOf(r) }) : "",
     el("span", { className: "note", textContent: [r.pass_name, ...(r.sources || []).slice(0, 2)].filter(Boolean).join(" · ") }));
 }
 function roofline(row) { // one launch against the limits of the machine

@@ -52,17 +52,18 @@ const lists = {
   Trace() {
     return everything.events.map(e => {
       const out = row(e.kind === "fallback" ? "opaque" : "", e.kind, e.count > 1 ? `×${e.count}` : "", e.text, null, null);
-      const place = /(\S+:\d+)\s*$/.exec(e.text);
-      if (place) out.onclick = () => { tab("Model"); chooseLine(place[1]); };
+      const [, path, line] = /(\S+):(\d+)\s*$/.exec(e.text) || [], file = Object.keys(page.files).find(f => path === f || path?.endsWith(`/${f}`));
+      if (file) out.onclick = () => { tab("Model"); chooseLine(`${file}:${line}`); };
       return out;
     });
   },
 };
+const editOf = r => r.suggestion ? `→ ${r.suggestion}` : (r.figures || {}).tried ? `tried: ${r.figures.tried}` : "";
 function remarkRow(all, count) {
   const [r] = all, sources = all.flatMap(x => x.sources || []);
-  const out = row("", `${all.length === 1 && typeof r.application === "number" ? `#${r.application} ` : ""}${r.message}`, [count > 1 ? `×${count}` : "", (r.figures || {}).bytes_lost ? `${amount(r.figures.bytes_lost, "B")} lost` : ""].filter(Boolean).join(" · "), [r.pass_name, r.reason, sources[0]].filter(Boolean).join(" · "), null, null);
+  const out = row("", `${all.length === 1 && typeof r.application === "number" ? `#${r.application} ` : ""}${r.message}`, [count > 1 ? `×${count}` : "", (r.figures || {}).bytes_lost ? `${amount(r.figures.bytes_lost, "B")} lost` : ""].filter(Boolean).join(" · "), [r.pass_name, r.reason, (r.figures || {}).kernel && `runs in kernel ${r.figures.kernel} all the same`, sources[0]].filter(Boolean).join(" · "), null, null);
   out.firstChild.prepend(el("span", { className: `tag ${r.kind}`, textContent: r.kind }), " ");
-  if (r.suggestion) out.append(el("span", { className: "less edit", textContent: `→ ${r.suggestion}` }));
+  if (editOf(r)) out.append(el("span", { className: "less edit", textContent: editOf(r) }));
   let turn = 0;
   out.onclick = async () => {
     if (r.kind === "passed" && await toApplication(all[turn % all.length].application)) { turn += 1; return; }
