@@ -263,6 +263,20 @@ def explained(machine: Machine) -> Explanation:
     return found
 
 
+def test_the_map_does_not_cover_what_is_selected(browser: Any, file: Path) -> None:
+    page = Opened(browser, file, "", 1280, 720)
+    for key in page("report().kernels.flatMap(k => k.nodes)"):
+        page(f"""(() => {{ goTo({key}); const p = find(q => same(q.box, selected));
+            view.x = view.width - 20 - (p.x + p.w) * view.scale; view.y = view.height - 20 - (p.y + p.h) * view.scale;
+            show(p); paint(); }})()""")
+        right, bottom, *map_at = page("""(() => {
+            const { x, y, w, h } = find(p => same(p.box, selected)), at = $('map').getBoundingClientRect();
+            const area = canvas.getBoundingClientRect(), [left, top] = [area.x + view.x, area.y + view.y];
+            return [left + (x + w) * view.scale, top + (y + h) * view.scale, at.left, at.top]; })()""")
+        assert right <= map_at[0] or bottom <= map_at[1], (key, right, bottom, map_at)
+    page.close()
+
+
 @pytest.mark.parametrize(
     ("machine", "wanted", "refused"),
     [
