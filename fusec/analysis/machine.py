@@ -59,8 +59,9 @@ class Machine:
         return known * 1e9
 
     def peak(self, unit: str, dtype: str) -> float:
-        """Return operations per second; float32's for an dtype without a peak."""
-        return self.peaks.get(f"{unit} {dtype}", self.peaks[f"{unit} f32"]) * 1e9
+        """Return operations per second; float32's for a dtype without a peak."""
+        known = self.peaks.get(f"{unit} {dtype}")
+        return (self.peaks[f"{unit} f32"] if known is None else known) * 1e9
 
     def multiplies(self, dtype: str, share: float = 0.9) -> bool:
         """Return whether generated large-M GEMMs reach a share of the vendor's speed on large matrices.

@@ -157,4 +157,4 @@ def _show(found: "list[Change]", as_json: bool) -> None:
     for change in found:
         typer.secho(f"{'-' if change.worse else '+'} {change}", fg="red" if change.worse else "green")
     if not found:
-        typer.echo("the same")
+        typer.echo("the same sites, fusions, launches and bytes")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusec.cli.kernels import note_unused_edits
+from fusec.cli.kernels import note_interpreted, note_unused_edits
 from fusec.cli.models import compiled_model, recording
 from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, is_graph_file, note, show, write_json
@@ -50,7 +50,6 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Show regions, kernels, coverage, fallbacks to ATen, and near misses."""
-    from fusec.analysis.devices import kernel_device
     from fusec.debug.capture import CaptureOptions
     from fusec.debug.explain import explain_subjects
     from fusec.debug.report import summary_line
@@ -71,8 +70,7 @@ def explain(
         typer.echo(summary_line(explanation))
     elif roofline or time:
         show(roofline_view(explanation, everything))
-        if time and config.target == "triton" and any(kernel_device(s.final) == "cpu" for s in compiled.subjects):
-            note("measured in Triton's interpreter, on the CPU: these times say nothing about a GPU")
+        note_interpreted(explanation.interpreted)
     else:
         show(site_view(explanation) if sites else explanation_view(explanation, everything))
     note_unused_edits(explanation)

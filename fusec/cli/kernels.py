@@ -43,6 +43,12 @@ def note_unused_edits(explanation: "Explanation") -> None:
             note(f"{path} is not used: {row.name} was other code when it was edited")
 
 
+def note_interpreted(interpreted: bool) -> None:
+    """Say that times are of Triton's interpreter where they are."""
+    if interpreted:
+        note("measured in Triton's interpreter, on the CPU: these times say nothing about a GPU")
+
+
 def _row(explanation: "Explanation", name: str) -> "KernelRow":
     rows = {row.name: row for row in explanation.kernels if row.kind == "generated"}
     check_name("kernel", name, rows)
@@ -91,16 +97,23 @@ def bench(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Time a kernel alone on random inputs, interleaved with other ways to compute the same."""
+    from fusec.analysis.devices import kernel_device
+    from fusec.analysis.machine import ASSUMED
     from fusec.debug.kernel_bench import alternatives
     from fusec.debug.kernel_tables import alternative_view
 
     explanation = _explained(model, target, dynamic, batch, length)
     config = Config.from_options(None, chosen(target=target))
-    found, limit = alternatives(_row(explanation, name), explanation.assumed, config, seconds)
+    row = _row(explanation, name)
+    interpreted = bool(explanation.machine.code) and kernel_device(row.nodes[0].body) == "cpu"
+    found, limit = alternatives(row, explanation.assumed, config, seconds)
     if as_json:
-        write_json({"limit_us": limit.limit_us, "alternatives": [vars(one) for one in found]})
-    else:
-        show(alternative_view(name, found, limit, explanation.machine))
+        ways = [vars(one) for one in found]
+        write_json({"limit_us": limit.limit_us, "interpreted": interpreted, "alternatives": ways})
+        return
+    known = explanation.machine.source != ASSUMED and not interpreted
+    show(alternative_view(name, found, limit, known))
+    note_interpreted(interpreted)
 
 
 @kernels.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fusec.cli.check import is_report, read_report
+from fusec.cli.kernels import note_interpreted
 from fusec.cli.models import compiled_model, recording
 from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import UsageError, check_read_once, note, write_json, write_text
@@ -52,7 +53,9 @@ def view(
             if not 0 <= graph < len(found):
                 raise UsageError(f"no graph {graph}", fix=f"0 to {len(found) - 1}")
             found = [found[graph]]
-        return explain_subjects(found, compiled.title, compiled.model)
+        explanation = explain_subjects(found, compiled.title, compiled.model)
+        note_interpreted(explanation.interpreted)
+        return explanation
 
     check_read_once(model, before)
     if as_json and output == "-":

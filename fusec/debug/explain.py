@@ -125,7 +125,7 @@ def _gathered(remarks: Iterable[Remark]) -> list[Remark]:
         lost = sum(int(r.figures.get("bytes_lost", 0)) for r in same)
         figures = {**same[0].figures, "count": len(same), **({"bytes_lost": lost} if lost else {})}
         out.append(replace(same[0], sources=places, figures=figures, application=None))
-    return sorted(out, key=lambda r: -int(r.figures.get("bytes_lost", 0)))
+    return sorted(out, key=lambda r: (-int(r.figures.get("bytes_lost", 0)), "kernel" in r.figures))
 
 
 def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from fusec.analysis.devices import kernel_device
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.debug.roofline import Roofline, Totals, totals
 from fusec.debug.site_status import SiteStatus
@@ -108,6 +109,12 @@ class Explanation:
         """Predicted and measured times of all launches."""
         return totals([(k.roofline, k.launches) for k in self.kernels], self.subjects)
 
+    @property
+    def interpreted(self) -> bool:
+        """True if measured times are of Triton's interpreter, on the CPU: they say nothing about the machine."""
+        timed = [s for s in self.subjects if s.timing is not None]
+        return bool(self.machine.code) and any(kernel_device(s.final) == "cpu" for s in timed)
+
     def launches(self, kind: str) -> int:
         """Number of launches of a kind."""
         return sum(k.launches for k in self.kernels if k.kind == kind)
@@ -142,4 +149,5 @@ class Explanation:
             "sizes": self.assumed,
             "machine": self.machine.to_json(),
             "totals": dict(vars(self.totals)),
+            "interpreted": self.interpreted,
         }

@@ -5,7 +5,6 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fusec.analysis.machine import ASSUMED, Machine
 from fusec.debug.explanation import KernelRow
 from fusec.debug.kernel_bench import Alternative
 from fusec.debug.roofline import Roofline
@@ -30,11 +29,10 @@ def kernel_view(row: KernelRow) -> RenderableType:
     return Group(Text(row.name, style="bold"), table)
 
 
-def alternative_view(name: str, found: list[Alternative], limit: Roofline, machine: Machine) -> RenderableType:
-    """Several ways to compute a region, with their times."""
+def alternative_view(name: str, found: list[Alternative], limit: Roofline, known: bool) -> RenderableType:
+    """Several ways to compute a region, with their times, and the share of the limit where that is ``known``."""
     table = new_table(f"{name}, alone", "way", "kernels", "time", "of the limit", numbers=(1, 2, 3))
-    known = machine.source != ASSUMED and limit.limit_us > 0
     for one in found:
-        share = f"{100 * limit.limit_us / one.us:.0f} %" if known else "unknown"
+        share = f"{100 * limit.limit_us / one.us:.0f} %" if known and limit.limit_us > 0 else "unknown"
         table.add_row(one.name, str(one.kernels), duration(one.us), share)
     return table

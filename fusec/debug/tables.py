@@ -114,7 +114,7 @@ def roofline_table(e: Explanation, most: int) -> Table:
     """Bytes, arithmetic and time of one launch each, and how much of the limit is reached, where that is known."""
     timed = e.totals.measured_us is not None
     measured = ("measured", "GB/s", "GFLOP/s") if timed else ()
-    limit = () if e.machine.source == ASSUMED else ("of the limit",)
+    limit = () if e.machine.source == ASSUMED or e.interpreted else ("of the limit",)
     columns = ("kernel", "launches", "bytes", "FLOPs", "FLOP/B", "bound by", "predicted", *measured, *limit)
     rows = sorted(e.kernels, key=lambda k: -k.roofline.us * k.launches)
     numbers = tuple(n for n, name in enumerate(columns) if name not in ("kernel", "bound by", *limit))

@@ -125,10 +125,11 @@ class _Place:
         """Return the remarks with a source location here."""
         return [r for r in remarks if not self.at or any(map(self.holds, r.sources))]
 
-    def kernels_at(self, sources: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of what runs the operations of some source locations."""
+    def kernels_at(self, sources: Iterable[str], regions: bool = False) -> tuple[str, ...]:
+        """Return the names of what runs the operations of some source locations, or of the regions of these alone."""
         homes = dict.fromkeys(home for source in sources for home in self.homes.get(source, ()))
-        ordered = sorted(homes, key=self.order.__getitem__)
+        chosen = [home for home in homes if regions and home.has(Trait.REGION)] or homes
+        ordered = sorted(chosen, key=self.order.__getitem__)
         return tuple(dict.fromkeys(map(self.subject.name_of, ordered)))
 
 
@@ -190,7 +191,7 @@ def _applied(place: _Place, what: str) -> list[Remark]:
 
 def _of_application(place: _Place, remark: Remark) -> Finding:
     where = next(iter(remark.sources), "")
-    return Finding(remark.subject, where, "fused", place.kernels_at(remark.sources))
+    return Finding(remark.subject, where, "fused", place.kernels_at(remark.sources, regions=True))
 
 
 def _grouped(place: _Place, what: str) -> Iterator[Finding]:

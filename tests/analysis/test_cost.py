@@ -99,6 +99,13 @@ def test_recomputation_counts_each_time() -> None:
     assert kernel_cost(graph, counts, SLOW).flops == 8 * 100 * 64 * (24 + 1)
 
 
+def test_a_unit_without_a_peak_in_float32_has_a_ridge() -> None:
+    """Where the vendor's GEMMs are faster, there is no ``product f32``."""
+    peaks = {"vector f32": 24.0, "matrix f32": 48.0, "product bf16": 40.0}
+    one = replace(assumed_cpu(), peaks=peaks, read_gb_s=10.0)
+    assert one.ridge("bf16", "product") == 4.0 and one.ridge("bf16", "matrix") == 4.8
+
+
 def test_the_ridge_and_where_a_layer_turns_compute_bound() -> None:
     assert round(A100.ridge("bf16")) == 153
     # With a weight so large that the rows' own bytes do not count, the ridge is the number of rows.

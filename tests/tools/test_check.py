@@ -51,7 +51,7 @@ def files(tmp_path: Path) -> tuple[Path, str]:
 
 def test_an_unchanged_model_is_the_same(files: tuple[Path, str]) -> None:
     result = run("check", str(files[0]), "--against", files[1])
-    assert result.exit_code == 0 and result.stdout == "the same\n"
+    assert result.exit_code == 0 and result.stdout == "the same sites, fusions, launches and bytes\n"
 
 
 def test_a_lost_site_is_named_with_the_reason(files: tuple[Path, str]) -> None:

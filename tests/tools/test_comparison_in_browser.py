@@ -63,12 +63,29 @@ def test_two_versions_are_compared(browser: Any, tmp_path: Path) -> None:
     page.close()
 
 
+def test_graphs_that_differ_where_no_figure_does_are_not_called_the_same(browser: Any, tmp_path: Path) -> None:
+    def one(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x + 1) * 2
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x + 3) * 2
+
+    for name, function in {"same": one, "other": other}.items():
+        old, new = (explain(version, torch.randn(4, 16)) for version in (one, function))
+        (tmp_path / f"{name}.html").write_text(render_comparison(old, new), encoding="utf-8")
+        page = Opened(browser, tmp_path / f"{name}.html")
+        said = str(page.page.text_content("#list"))
+        assert said.startswith("No site, kernel or figure differs") and ("of the graph" in said) is (name == "other")
+        page.close()
+
+
 def test_totals_are_shown_on_a_phone(browser: Any, tmp_path: Path) -> None:
     old, new = (explain(compiled(layers), title=str(layers)) for layers in (1, 2))
     for name, text in {"one": render(old), "both": render_comparison(old, new)}.items():
         (tmp_path / f"{name}.html").write_text(text, encoding="utf-8")
         page = Opened(browser, tmp_path / f"{name}.html", "", 390)
-        assert page.page.is_visible("#figures") and page("document.documentElement.scrollWidth") <= 390
+        seen = page("[...$('figures').children].every(figure => figure.getBoundingClientRect().right <= 390)")
+        assert page.page.is_visible("#figures") and seen and page("document.documentElement.scrollWidth") <= 390
         assert page("$('canvas').getBoundingClientRect().height") > 300
         page.close()
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fusec.analysis.machine import CHIPS, MEASURED, Machine, assumed_cpu
 from fusec.debug.explain import explain
+from fusec.debug.explanation import Explanation
+from fusec.debug.timing import Timing
 from fusec.viz.html import render, view
 from tests.tools.browser import Opened
 from tests.tools.sample import compiled
@@ -210,6 +214,14 @@ def test_nothing_overlaps_and_the_whole_graph_fits(browser: Any, file: Path, wid
     page.close()
 
 
+def test_tools_fit_a_phone_whatever_a_page_has_colours_for(browser: Any, file: Path) -> None:
+    page = Opened(browser, file, "", 390, 844)
+    page("$('colour').append(el('option', { textContent: 'colour: error against float64' }))")
+    edges = page("[...$('tools').children].map(tool => tool.getBoundingClientRect().right)")
+    assert max(edges) <= 390 and max(edges) <= page("$('tools').getBoundingClientRect().right"), edges
+    page.close()
+
+
 def test_lists_are_a_drawer_on_a_phone(browser: Any, file: Path) -> None:
     page = Opened(browser, file, "", 390, 844)
     assert not page.page.is_visible("#list")
@@ -239,6 +251,54 @@ def test_the_roofline_is_inside_its_frame(opened: Opened, factor: float) -> None
     texts = opened("""[...document.querySelectorAll('.roofline text')].map(t => {
         const box = t.getBBox(); return [t.textContent, box.x, box.x + box.width]; })""")
     assert len(texts) > 5 and all(left >= 0 and right <= 380 for _, left, right in texts), texts
+
+
+def explained(machine: Machine) -> Explanation:
+    """An explanation of the sample, each kernel measured at a second, beside the limits of a machine."""
+    found = explain(compiled())
+    found.machine = found.subjects[0].machine = machine
+    found.subjects[0].timing = Timing({}, 0.0, 1.0, 0.0, 5, {})
+    for row in found.kernels:
+        row.roofline = replace(row.roofline, measured_us=1e6)
+    return found
+
+
+def test_the_map_does_not_cover_what_is_selected(browser: Any, file: Path) -> None:
+    page = Opened(browser, file, "", 1280, 720)
+    for key in page("report().kernels.flatMap(k => k.nodes)"):
+        page(f"""(() => {{ goTo({key}); const p = find(q => same(q.box, selected));
+            view.x = view.width - 20 - (p.x + p.w) * view.scale; view.y = view.height - 20 - (p.y + p.h) * view.scale;
+            show(p); paint(); }})()""")
+        right, bottom, *map_at = page("""(() => {
+            const { x, y, w, h } = find(p => same(p.box, selected)), at = $('map').getBoundingClientRect();
+            const area = canvas.getBoundingClientRect(), [left, top] = [area.x + view.x, area.y + view.y];
+            return [left + (x + w) * view.scale, top + (y + h) * view.scale, at.left, at.top]; })()""")
+        assert right <= map_at[0] or bottom <= map_at[1], (key, right, bottom, map_at)
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted", "refused"),
+    [
+        (CHIPS["a100"], "1000 ms in Triton's interpreter, on the CPU", "% of the limit"),
+        (assumed_cpu(), "measured 1000 ms", "% of the limit"),
+        (replace(assumed_cpu(), source=MEASURED), "% of the limit of a modest CPU (measured)", "interpreter"),
+    ],
+    ids=["interpreted", "assumed", "measured"],
+)
+def test_times_are_compared_with_limits_that_are_known(
+    browser: Any, tmp_path: Path, machine: Machine, wanted: str, refused: str
+) -> None:
+    (tmp_path / "page.html").write_text(render(explained(machine)), encoding="utf-8")
+    page = Opened(browser, tmp_path / "page.html")
+    page("goTo(report().kernels.find(k => k.kind === 'generated').nodes[0])")
+    said, plotted = page.page.inner_text("#right"), page.page.text_content(".roofline") or ""
+    assert wanted in said and refused not in said
+    interpreted = "interpreter" in wanted
+    assert ("predicted" if interpreted else "measured") in plotted.rpartition("GFLOP/s")[2]
+    assert ("measured time" in str(page.page.text_content("#colour"))) is not interpreted
+    assert ("measured" in str(page.page.text_content("#list"))) is not interpreted
+    page.close()
 
 
 @pytest.mark.parametrize("width, height", [(1440, 900), (390, 844)])
@@ -365,11 +425,25 @@ def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
 
 
 def test_events_of_a_trace_are_listed(browser: Any, tmp_path: Path) -> None:
-    events = [{"kind": "recompile", "text": "size mismatch at index 0\n  modeling_small.py:12", "count": 2}]
+    text = "size mismatch at index 0\n  /a/folder/modeling_small.py:12"  # torch says the whole path
+    events = [{"kind": "recompile", "text": text, "count": 2}]
     (tmp_path / "page.html").write_text(render(explain(compiled()), events), encoding="utf-8")
     page = Opened(browser, tmp_path / "page.html", "tab=Trace")
     page.page.click("#list .row")
     assert page("openTab") == "Model" and page("chosenLine") == "modeling_small.py:12" and page("linked.size") > 0
+    page.close()
+
+
+def test_a_miss_has_its_edit_or_the_one_that_was_tried(browser: Any, tmp_path: Path) -> None:
+    found = explain(compiled())
+    (miss,) = found.near_misses
+    tried = replace(miss, suggestion="", figures={"tried": "write 2: changes values", "kernel": "rms_norm"})
+    found.near_misses = [miss, tried]
+    (tmp_path / "page.html").write_text(render(found), encoding="utf-8")
+    page = Opened(browser, tmp_path / "page.html", "tab=Misses")
+    first, second = page.page.locator("#list .row").all_text_contents()
+    assert f"→ {miss.suggestion}" in first and "tried" not in first
+    assert "tried: write 2: changes values" in second and "runs in kernel rms_norm all the same" in second
     page.close()
 
 

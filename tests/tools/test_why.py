@@ -75,6 +75,13 @@ def test_what_is_fused_names_its_kernel() -> None:
     assert outcome(site) == ("fused", "") and site.reason == "rms_norm"
 
 
+def test_a_call_on_the_same_line_does_not_run_a_fusion() -> None:
+    (norm,) = findings(lambda x, w: torch.logcumsumexp(rms(x, w), 0), "rms_norm")
+    assert outcome(norm) == ("fused", "") and norm.kernels == ("rms_norm",)
+    (norm,) = findings(lambda x, w: torch.logcumsumexp(F.rms_norm(x, (16,), w), 0), "rms_norm")
+    assert outcome(norm) == ("fused", "") and norm.kernels == ("rms_norm",)
+
+
 MISSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], str, str, str, str]] = {
     "constant": (lambda x, w: x * torch.sigmoid(x * 1.5), "silu", "missed", "", ""),
     "another dim": (

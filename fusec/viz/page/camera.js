@@ -36,9 +36,13 @@ function centre(p, scale = Math.max(view.scale, 0.95)) {
   view.y = heightInSight() * 0.4 - (p.y + Math.min(p.h, 120) / 2) * scale;
   draw();
 }
+function isUnderMap(right, bottom) { // also where the map is not on show yet
+  const map = getComputedStyle($("map"));
+  return right > view.width - 10 - parseFloat(map.width) && bottom > view.height - 10 - parseFloat(map.height);
+}
 function show(p) { // move as little as needed
   const [x, y] = [view.x + p.x * view.scale, view.y + p.y * view.scale], [w, h] = [p.w * view.scale, Math.min(p.h * view.scale, 120)];
-  if (view.scale < 0.6 || x < 10 || y < 10 || x + Math.min(w, view.width) > view.width || y + h > heightInSight() - 10) centre(p);
+  if (view.scale < 0.6 || x < 10 || y < 10 || x + Math.min(w, view.width) > view.width || y + h > heightInSight() - 10 || isUnderMap(x + w, y + h)) centre(p);
   draw();
 }
 function keeping(box, change) {

@@ -17,6 +17,10 @@ function comparisonList() {
   return [...section("Sites: modules where a fusion is expected", sites.map(siteChange)), ...section("Kernels and calls", kernels.map(k => kernelChange(k, most))),
     ...section("Fusions, launches, coverage, bytes", others.map(c => row(c.worse ? "worse" : "better", c.text, c.worse ? "worse" : "better", c.why, null, null)))];
 }
+function noChanges() {
+  const nodes = (page.passes.at(-1)?.delta || []).reduce((sum, n) => sum + n, 0);
+  return `No site, kernel or figure differs${nodes ? `, but ${plural(nodes, "node")} of the graph` : ""}.`;
+}
 function section(title, rows) { return rows.length ? [el("h2", { className: "heading", textContent: `${title} (${rows.length})` }), ...rows] : []; }
 function siteChange(c) {
   const out = row(c.worse ? "worse" : "better", c.name, c.worse ? "− lost" : "+ gained", c.why, null, null), module = c.name.split(" ").slice(1).join(" ");

@@ -50,6 +50,9 @@ function amount(n, unit) {
   return `${n >= 100 || i === 0 ? Math.round(n) : n.toFixed(1)} ${steps[i]}${unit}`;
 }
 const duration = us => us < 1000 ? `${Number(us.toPrecision(3))} µs` : `${Number((us / 1000).toPrecision(3))} ms`;
+// Times of Triton's interpreter are not those of the machine.
+const isMeasured = r => r.measured_us !== null && !report().interpreted;
+const timeOf = r => isMeasured(r) ? r.measured_us : r.predicted_us;
 const brief = name => name.replace(/^aten\.|\.default$/g, "");
 const sourceText = ([module, file, line]) => [module, file && `${file}:${line}`].filter(Boolean).join(", ");
 

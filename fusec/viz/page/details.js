@@ -28,14 +28,15 @@ function sourceBlock(source) {
 }
 function remarkBlock(r) {
   return el("div", { className: "remark" }, el("span", { className: `tag ${r.kind}`, textContent: r.kind }), ` ${r.application === null || r.application === undefined ? "" : `#${r.application} `}${r.message}`,
-    r.reason ? el("span", { className: "note", textContent: r.reason }) : "", r.suggestion ? el("span", { className: "note edit", textContent: `→ ${r.suggestion}` }) : "",
+    r.reason ? el("span", { className: "note", textContent: r.reason }) : "", editOf(r) ? el("span", { className: "note edit", textContent: editOf(r) }) : "",
     el("span", { className: "note", textContent: [r.pass_name, ...(r.sources || []).slice(0, 2)].filter(Boolean).join(" · ") }));
 }
 function roofline(row) { // one launch against the limits of the machine
-  const r = row.roofline, machine = report().machine;
+  const r = row.roofline, { machine, interpreted } = report();
   if (!r || !r.predicted_us) return "";
-  const time = r.measured_us === null ? "" : `measured ${duration(r.measured_us)} (${Number(r.gb_s.toPrecision(3))} GB/s, ${Number(r.gflop_s.toPrecision(3))} GFLOP/s), `;
-  return `${time}predicted ${duration(r.predicted_us)}, bound by ${r.bound}; ${(100 * r.share).toFixed(0)} % of the limit of ${machine.name} (${machine.source})`;
+  const time = r.measured_us === null ? "" : interpreted ? `${duration(r.measured_us)} in Triton's interpreter, on the CPU, which says nothing about a GPU; ` : `measured ${duration(r.measured_us)} (${Number(r.gb_s.toPrecision(3))} GB/s, ${Number(r.gflop_s.toPrecision(3))} GFLOP/s), `;
+  const share = machine.source === "assumed" || interpreted ? ", for" : `; ${(100 * r.share).toFixed(0)} % of the limit of`; // of a guess there is no share
+  return `${time}predicted ${duration(r.predicted_us)}, bound by ${r.bound}${share} ${machine.name} (${machine.source})`;
 }
 
 const SVG = $("blank").namespaceURI;
@@ -50,16 +51,16 @@ function rooflinePlot(row) { // FLOP per byte against FLOP per second, both axes
   const m = report().machine, r = row.roofline;
   const peak = Math.max(...Object.values(m.peaks), 0), memory = m.read_gb_s;
   if (!peak || !memory || !r || !row.bytes_each || !row.flops_each) return "";
-  const us = r.measured_us ?? r.predicted_us, intensity = row.flops_each / row.bytes_each, rate = row.flops_each / us / 1e3;
+  const us = timeOf(r), intensity = row.flops_each / row.bytes_each, rate = row.flops_each / us / 1e3;
   const [left, right] = [Math.min(-2, Math.floor(Math.log10(intensity))), Math.max(3, Math.ceil(Math.log10(intensity)))];
   const [low, high] = [Math.floor(Math.log10(Math.min(rate, memory * 10 ** left))), Math.ceil(Math.log10(peak)) + 0.1];
   const x = v => 34 + 336 * (Math.log10(v) - left) / (right - left), y = v => 118 - 106 * (Math.log10(v) - low) / (high - low);
   const ridge = peak / memory, plot = svg("svg", { viewBox: "0 0 380 146", class: "roofline", role: "img", "aria-label": `${Number(intensity.toPrecision(3))} FLOP per byte, ${Number(rate.toPrecision(3))} GFLOP/s` });
   for (let p = left; p <= right; p += 1) plot.append(svg("line", { x1: x(10 ** p), x2: x(10 ** p), y1: 12, y2: 118, class: "grid" }), svg("text", { x: x(10 ** p), y: 131, "text-anchor": p === right ? "end" : "middle" }, tick(p)));
-  for (let p = Math.ceil(low); p <= high; p += 1) plot.append(svg("line", { x1: 34, x2: 370, y1: y(10 ** p), y2: y(10 ** p), class: "grid" }), svg("text", { x: 30, y: y(10 ** p) + 4, "text-anchor": "end" }, tick(p)));
+  for (let p = Math.ceil(low); p <= high; p += Math.ceil((high - low) / 9)) plot.append(svg("line", { x1: 34, x2: 370, y1: y(10 ** p), y2: y(10 ** p), class: "grid" }), svg("text", { x: 30, y: y(10 ** p) + 4, "text-anchor": "end" }, tick(p)));
   plot.append(svg("polyline", { points: `${x(10 ** left)},${y(memory * 10 ** left)} ${x(Math.min(10 ** right, Math.max(10 ** left, ridge)))},${y(Math.min(peak, memory * 10 ** right))} ${x(10 ** right)},${y(Math.min(peak, memory * 10 ** right))}`, class: "roof" }),
-    svg("circle", { cx: x(intensity), cy: y(rate), r: 5, class: r.measured_us === null ? "point predicted" : "point" }),
-    svg("text", { x: 202, y: 144, "text-anchor": "middle" }, `FLOP per byte · GFLOP/s · ${r.measured_us === null ? "predicted" : "measured"}`));
+    svg("circle", { cx: x(intensity), cy: y(rate), r: 5, class: isMeasured(r) ? "point" : "point predicted" }),
+    svg("text", { x: 202, y: 144, "text-anchor": "middle" }, `FLOP per byte · GFLOP/s · ${isMeasured(r) ? "measured" : "predicted"}`));
   return plot;
 }
 
@@ -92,7 +93,7 @@ function moduleDetails(box, add) {
     el("button", { className: "link", textContent: open.has(box.g) ? "close" : "open", onclick: () => { toggle(box); details(); } }));
   if (!rows.size) return;
   const all = [...rows].sort(([a, x], [b, y]) => b.bytes_each * y.length - a.bytes_each * x.length);
-  add(el("h3", { textContent: "Kernels inside" }), el("table", {}, all.map(([row, keys]) => el("tr", {}, el("td", {}, nodeLink(keys[0], brief(row.name))), el("td", { textContent: [keys.length > 1 ? `×${keys.length}` : "", amount(row.bytes_each * keys.length, "B"), duration((row.roofline.measured_us ?? row.roofline.predicted_us) * keys.length)].filter(Boolean).join(" · ") })))));
+  add(el("h3", { textContent: "Kernels inside" }), el("table", {}, all.map(([row, keys]) => el("tr", {}, el("td", {}, nodeLink(keys[0], brief(row.name))), el("td", { textContent: [keys.length > 1 ? `×${keys.length}` : "", amount(row.bytes_each * keys.length, "B"), duration(timeOf(row.roofline) * keys.length)].filter(Boolean).join(" · ") })))));
 }
 function nodeDetails(key, add) {
   const r = record(key), operands = operandsOf(key), kernel = kernelOf(key), whole = kernel && kernel.region === key;

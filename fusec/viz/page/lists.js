@@ -13,12 +13,12 @@ const TABS = {
   Fallbacks: () => report() ? report().fallbacks.length : null,
   Trace: () => everything.events.length || null,
 };
-const EMPTY = { Kernels: "No kernels: this graph has not been grouped yet.", Fallbacks: "Nothing falls back.", Misses: "No near misses.", Remarks: "No remarks.", Changes: "Nothing differs." };
+const EMPTY = { Kernels: "No kernels: this graph has not been grouped yet.", Fallbacks: "Nothing falls back.", Misses: "No near misses.", Remarks: "No remarks." };
 const lists = {
   Kernels() {
     const most = Math.max(1, ...report().kernels.map(k => k.bytes || 0));
     return report().kernels.map(k => row(k.kind, k.launches > 1 ? `${brief(k.name)}  ×${k.launches}` : brief(k.name), amount(k.bytes, "B"),
-      [k.kind === "generated" && k.fusions.length ? k.fusions.join(", ") : k.kind, amount(k.flops, "FLOP"), k.roofline ? `${k.roofline.measured_us === null ? "" : "measured "}${duration(k.roofline.measured_us ?? k.roofline.predicted_us)}${k.launches > 1 ? " each" : ""}, ${k.roofline.bound}` : ""].filter(Boolean).join(" · "), (k.bytes || 0) / most, k.nodes));
+      [k.kind === "generated" && k.fusions.length ? k.fusions.join(", ") : k.kind, amount(k.flops, "FLOP"), k.roofline ? `${isMeasured(k.roofline) ? "measured " : ""}${duration(timeOf(k.roofline))}${k.launches > 1 ? " each" : ""}, ${k.roofline.bound}` : ""].filter(Boolean).join(" · "), (k.bytes || 0) / most, k.nodes));
   },
   Fallbacks() {
     return report().fallbacks.map(f => row("opaque", f.count > 1 ? `${brief(f.name)}  ×${f.count}` : brief(f.name), amount(f.bytes, "B"), [f.reason, ...f.sources.slice(0, 1)].filter(Boolean).join(" · "), null, f.nodes));
@@ -52,17 +52,18 @@ const lists = {
   Trace() {
     return everything.events.map(e => {
       const out = row(e.kind === "fallback" ? "opaque" : "", e.kind, e.count > 1 ? `×${e.count}` : "", e.text, null, null);
-      const place = /(\S+:\d+)\s*$/.exec(e.text);
-      if (place) out.onclick = () => { tab("Model"); chooseLine(place[1]); };
+      const [, path, line] = /(\S+):(\d+)\s*$/.exec(e.text) || [], file = Object.keys(page.files).find(f => path === f || path?.endsWith(`/${f}`));
+      if (file) out.onclick = () => { tab("Model"); chooseLine(`${file}:${line}`); };
       return out;
     });
   },
 };
+const editOf = r => r.suggestion ? `→ ${r.suggestion}` : (r.figures || {}).tried ? `tried: ${r.figures.tried}` : "";
 function remarkRow(all, count) {
   const [r] = all, sources = all.flatMap(x => x.sources || []);
-  const out = row("", `${all.length === 1 && typeof r.application === "number" ? `#${r.application} ` : ""}${r.message}`, [count > 1 ? `×${count}` : "", (r.figures || {}).bytes_lost ? `${amount(r.figures.bytes_lost, "B")} lost` : ""].filter(Boolean).join(" · "), [r.pass_name, r.reason, sources[0]].filter(Boolean).join(" · "), null, null);
+  const out = row("", `${all.length === 1 && typeof r.application === "number" ? `#${r.application} ` : ""}${r.message}`, [count > 1 ? `×${count}` : "", (r.figures || {}).bytes_lost ? `${amount(r.figures.bytes_lost, "B")} lost` : ""].filter(Boolean).join(" · "), [r.pass_name, r.reason, (r.figures || {}).kernel && `runs in kernel ${r.figures.kernel} all the same`, sources[0]].filter(Boolean).join(" · "), null, null);
   out.firstChild.prepend(el("span", { className: `tag ${r.kind}`, textContent: r.kind }), " ");
-  if (r.suggestion) out.append(el("span", { className: "less edit", textContent: `→ ${r.suggestion}` }));
+  if (editOf(r)) out.append(el("span", { className: "less edit", textContent: editOf(r) }));
   let turn = 0;
   out.onclick = async () => {
     if (r.kind === "passed" && await toApplication(all[turn % all.length].application)) { turn += 1; return; }
@@ -150,7 +151,7 @@ function tab(name) {
   else {
     const words = filterText.toLowerCase().split(/\s+/).filter(Boolean), most = 400;
     const all = lists[name]().filter(r => words.every(w => r.textContent.toLowerCase().includes(w)));
-    $("list").replaceChildren(...(all.length ? all.slice(0, most) : [el("div", { className: "empty", textContent: words.length ? "Nothing matches." : EMPTY[name] || "" })]));
+    $("list").replaceChildren(...(all.length ? all.slice(0, most) : [el("div", { className: "empty", textContent: words.length ? "Nothing matches." : name === "Changes" ? noChanges() : EMPTY[name] || "" })]));
     if (all.length > most) $("list").append(el("div", { className: "empty", textContent: `… and ${all.length - most} more` }));
   }
   follow(false); remember();

@@ -82,7 +82,7 @@ function legend() { // of the colours, and of the marks
 }
 function tools() {
   if (report()) {
-    const known = row => [["measured time", row.roofline?.measured_us], ["error against float64", row.error]].filter(([, x]) => x !== null && x !== undefined).map(([name]) => name);
+    const known = row => [["measured time", row.roofline && isMeasured(row.roofline) ? true : null], ["error against float64", row.error]].filter(([, x]) => x !== null && x !== undefined).map(([name]) => name);
     const choice = el("select", { id: "colour", title: "Colour of the boxes", ariaLabel: "Colour by", onchange: () => { heat = choice.value; legend(); draw(); remember(); } },
       ["kind", "bytes", "predicted time", ...new Set(report().kernels.flatMap(known))].map(name => el("option", { value: name, textContent: `colour: ${name}` })));
     $("tools").append(choice);
