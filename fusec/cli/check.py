@@ -22,6 +22,7 @@ from fusec.cli.terminal import (
 
 if TYPE_CHECKING:
     from fusec.debug.compare import Change, Report
+    from fusec.debug.explanation import Explanation
 
 Tolerance = Annotated[float, typer.Option(min=0, max=100, help="percent by which bytes and coverage may differ")]
 Either = Annotated[str, typer.Argument(metavar="MODEL|REPORT", help="as for explain, or a report, REPORT.json")]
@@ -43,6 +44,8 @@ def check(
 
     Exits with 1 where sites or fusions are lost, or there are more launches, bytes or calls of ATen than before.
     """
+    from fusec.debug.compare import report_of
+
     if update:
         check_writable(against)
     options = {"target": target, "dynamic": dynamic, "train": train, "batch": batch, "length": length}
@@ -50,7 +53,7 @@ def check(
     if kept is not None and kept.get("options", options) != options:
         words = filter(None, (_spelled(name, kept["options"].get(name, now)) for name, now in options.items()))
         raise UsageError(f"{against} is a report with other options", fix=f"give {' '.join(words)}, or --update it")
-    now = {"options": options, **_compiled(model, target, dynamic, train, batch, length)}
+    now = {"options": options, **report_of(_explained(model, target, dynamic, train, batch, length))}
     if kept is None:
         write_text(against, json.dumps(now, indent=1) + "\n")
         note(f"{against}: {len(now['sites'])} sites, {sum(now['regions'].values())} fusions")
@@ -80,16 +83,18 @@ def diff(
 ) -> None:
     """Show what differs between the fusions of two models, or reports of them."""
     check_read_once(before, after)
-    from fusec.debug.compare import changes
+    from fusec.debug.compare import changes, report_of, time_change
 
     if text:
         _show_lines(before, after, as_json)
         return
-    old, new = (
-        read_report(spec) if is_report(spec) else _compiled(spec, target, dynamic, train, batch, length)
-        for spec in (before, after)
-    )
-    _show(changes(old, new, tolerance / 100), as_json)
+    specs, share = (before, after), tolerance / 100
+    compiled = {s: _explained(s, target, dynamic, train, batch, length) for s in specs if not is_report(s)}
+    old, new = (report_of(compiled[spec]) if spec in compiled else read_report(spec) for spec in specs)
+    found = changes(old, new, share)
+    if not any(map(is_report, specs)):
+        found += time_change(compiled[before], compiled[after], share)
+    _show(found, as_json)
 
 
 def _show_lines(before: str, after: str, as_json: bool) -> None:
@@ -106,14 +111,13 @@ def _show_lines(before: str, after: str, as_json: bool) -> None:
         show_difference(line)
 
 
-def _compiled(spec: str, target: str, dynamic: bool, train: bool, batch: int, length: int) -> dict[str, Any]:
-    """Compile a model or graph, and return its report."""
+def _explained(spec: str, target: str, dynamic: bool, train: bool, batch: int, length: int) -> "Explanation":
+    """Compile a model or graph."""
     from fusec.debug.capture import CaptureOptions
-    from fusec.debug.compare import report_of
     from fusec.debug.explain import explain_subjects
 
     compiled = compiled_model(spec, recording(target=target), CaptureOptions(dynamic, train), batch, length)
-    return report_of(explain_subjects(compiled.subjects, compiled.title, compiled.model))
+    return explain_subjects(compiled.subjects, compiled.title, compiled.model)
 
 
 def is_report(spec: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from fusec.debug.explanation import KINDS, Explanation
+from fusec.debug.text import duration
 
 Report: TypeAlias = Mapping[str, Any]
 """A result of ``report_of``, or an explanation as JSON data, of which it is a part."""
@@ -21,7 +22,7 @@ class Change:
     """One difference."""
 
     what: str
-    """``site``, ``fusion``, ``kernels`` of a fusion, ``launches``, ``coverage`` or ``bytes``."""
+    """``site``, ``fusion``, ``kernels`` of a fusion, ``launches``, ``coverage``, ``bytes`` or ``time``, in ns."""
     name: str
     """The site or fusion, or the kind of launches or coverage."""
     before: Any
@@ -34,6 +35,8 @@ class Change:
     def __str__(self) -> str:
         if self.what == "site":
             return f"site {'lost' if self.worse else 'gained'}: {self.name}{f' ({self.why})' if self.why else ''}"
+        if self.what == "time":
+            return f"{self.name}: {duration(self.before / 1e3)} → {duration(self.after / 1e3)}"
         figures = [f"{x:.1%}" if isinstance(x, float) else f"{x:,}" for x in (self.before, self.after)]
         what = self.what if self.what in ("fusion", "kernels", "coverage") else ""
         return f"{what} {self.name}: {' → '.join(figures)}".strip()
@@ -76,6 +79,14 @@ def changes(before: Report, after: Report, tolerance: float = 0.0) -> list[Chang
         *_shares(before, after, tolerance), *_bytes(before, after, tolerance),
     ]  # fmt: skip
     return sorted(found, key=lambda change: not change.worse)
+
+
+def time_change(before: Explanation, after: Explanation, tolerance: float = 0.0) -> list[Change]:
+    """Return the change of the predicted time of all launches, where it is more than this share."""
+    was, now = (round(1e3 * e.totals.predicted_us) for e in (before, after))
+    if abs(now - was) <= tolerance * was or before.machine != after.machine:
+        return []
+    return [Change("time", f"predicted time on {after.machine.name}", was, now, now > was)]
 
 
 def kernel_changes(before: Report, after: Report) -> list[KernelChange]:

@@ -1,6 +1,7 @@
 """A model against the report of an earlier compile of it, and against expectations."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ def test_what_is_left_to_aten_is_worse(files: tuple[Path, str]) -> None:
     assert (
         result.exit_code == 1 and "- ATen calls: 0 → 1" in result.stdout and "- coverage opaque: 0.0%" in result.stdout
     )
+
+
+def test_two_models_have_their_predicted_times_compared(files: tuple[Path, str]) -> None:
+    other = files[0].with_name("other.py")
+    other.write_text(files[0].read_text().replace("16", "256"))
+    done = run("diff", str(files[0]), str(other))
+    assert re.search(r"^- predicted time on .*: [\d.]+ µs → [\d.]+ µs$", done.stdout, re.MULTILINE), done.output
+    (time,) = [c for c in json.loads(run("diff", str(other), str(files[0]), "--json").stdout) if c["what"] == "time"]
+    assert time["before"] > time["after"] > 0 and not time["worse"]
+    assert "predicted time" not in run("diff", str(other), files[1]).stdout
 
 
 def test_a_report_with_other_options_is_refused(files: tuple[Path, str]) -> None:
