@@ -156,12 +156,19 @@ _opened: dict[str, Cache] = {}
 
 def open_cache(config: Config) -> Cache:
     """The cache that the configuration names, or one for this process where that may not be used."""
-    name = str(config.cache_path().absolute()) if config.cache else ""
+    name = _name_of(config.cache_path()) if config.cache else ""
     if name not in _opened or reason_against(_opened[name].directory):
         _opened[name] = _open(Path(name)) if name else Cache(lasting_folder(), temporary=True)
     cache = _opened[name]
     cache.most_bytes = config.cache_mb * 1_000_000
     return cache
+
+
+def _name_of(directory: Path) -> str:
+    try:
+        return str(directory.absolute())
+    except FileNotFoundError:  # it is relative to a working directory that was removed
+        return str(directory)
 
 
 def _open(directory: Path) -> Cache:

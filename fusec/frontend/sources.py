@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -78,12 +79,13 @@ def shorten(file: str) -> str:
     for root in ("site-packages/", "dist-packages/"):
         if root in file:
             return file.rpartition(root)[2]
-    here = os.getcwd() + os.sep
-    if file.startswith(here):
-        return file[len(here) :]
+    with suppress(FileNotFoundError):  # the working directory may have been removed
+        here = os.getcwd() + os.sep
+        if file.startswith(here):
+            return file[len(here) :]
     path = Path(file)
     top = path.parent
-    while (top / "__init__.py").exists() and top != top.parent:
+    while os.path.exists(top / "__init__.py") and top != top.parent:  # False for a name that is too long
         top = top.parent
     return path.relative_to(top).as_posix() if path.is_absolute() else file
 

@@ -56,6 +56,27 @@ def test_the_lowest_number_hides_if_products_are_not_as_large() -> None:
         assert torch.allclose(found, eager, atol=1e-5) == same
 
 
+def test_the_mean_of_an_infinity_is_that_infinity() -> None:
+    x = torch.randn(3, 17)
+    x[0, 3], x[1, :], x[2, -1] = torch.inf, -torch.inf, torch.inf
+    spells = {"var_mean": lambda x: torch.var_mean(x, -1)[1], "native_layer_norm": _layer_norms_mean}
+    for name, spell in spells.items():
+        found = torch.compile(spell, backend="fusec")(x).flatten()
+        assert spell(x)[:2].isnan().all(), name
+        assert found.tolist() == x.mean(-1).tolist() == [torch.inf, -torch.inf, torch.inf], name
+
+
+def _layer_norms_mean(x: Tensor) -> Tensor:
+    return torch.native_layer_norm(x, (17,), None, None, 1e-5)[1]
+
+
+def test_a_norm_whose_variance_overflows_is_0() -> None:
+    x = torch.stack([torch.ones(64), torch.linspace(0.5, 1, 64)]) * 1e30
+    for norm in (lambda x: F.layer_norm(x, (64,)), lambda x: F.group_norm(x[:, :, None], 2)):
+        assert norm(x).isnan().all()
+        assert (torch.compile(norm, backend="fusec")(x) == 0).all()
+
+
 def test_the_first_of_equal_elements_is_selected() -> None:
     x = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0]]).repeat(1, 13)
     values, indices = torch.compile(lambda x: torch.topk(x, 3), backend="fusec")(x)

@@ -168,6 +168,16 @@ def test_a_read_only_home_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pyte
     assert cache.read(*_entry(cache)) == b"content"
 
 
+def test_a_directory_beside_a_removed_one_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.warns(UserWarning, match="temporary directory"):
+        cache = open_cache(Config(cache_dir="relative"))
+    assert cache.read(*_entry(cache)) == b"content"
+
+
 def _entry(cache: Cache) -> tuple[str, str]:
     cache.publish("k", ".so", b"content")
     return "k", ".so"

@@ -1,5 +1,6 @@
 """Ways into the importer, and what it records: sources, constants, opaque templates, layouts, fallbacks."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,6 +145,18 @@ def test_module_paths_are_readable(path: str, expected: str) -> None:
 def test_files_are_named_from_their_package_on() -> None:
     assert shorten("/opt/x/site-packages/transformers/models/llama/m.py") == "transformers/models/llama/m.py"
     assert shorten("<string>") == "<string>"
+
+
+def test_a_name_is_shortened_where_no_directory_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's directory may be removed while it runs, and the name of generated code may be no file's."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    shorten.cache_clear()
+    assert shorten("/nowhere/m.py") == "m.py"
+    assert shorten("relative/m.py") == "relative/m.py"
+    assert shorten(f"/{'x' * 300}/m.py") == "m.py"
 
 
 def test_torch_sizes_become_plain_sympy() -> None:
