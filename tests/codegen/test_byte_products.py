@@ -170,6 +170,18 @@ def test_zero_points_whose_products_wrap_around() -> None:
     assert torch.equal(built(run, (q, z, w)).program([q, z, w])[0], run(q, z, w))
 
 
+def test_a_zero_point_so_large_that_int32_does_not_hold_the_sum() -> None:
+    def run(q: Tensor, z: Tensor, w: Tensor) -> Tensor:
+        return (q.float() - z.clamp(0, 1000).float()) @ w.float().t()
+
+    inputs = (
+        torch.zeros(3, 30_000, dtype=torch.uint8),
+        torch.full((3, 1), 1000, dtype=torch.int32),
+        torch.full((8, 30_000), -128, dtype=torch.int8),
+    )
+    torch.testing.assert_close(built(run, inputs).program(list(inputs))[0], torch.full((3, 8), 3.84e9))
+
+
 @pytest.mark.parametrize(
     ("sizes", "dtypes"),
     rotating(

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import Dot, Kernel, walk
+from fusec.compiler import compile_graph
+from fusec.config import Config
+from fusec.ir.parser import parse_graph
 from tests.codegen.test_dynamic_indices import agrees, both, program, raises
 from tests.combinations import rotating
 
@@ -79,6 +82,20 @@ def test_all_rows_may_choose_one_matrix_in_any_dtype(dtype: str, rows: int) -> N
     h = inputs[0].double() @ inputs[1][5].double().T
     torch.testing.assert_close(y.double(), h[:, :48].sigmoid() * h[:, 48:], rtol=2e-2, atol=2e-2)
     assert grouped_products(next(iter(made.kernels.values())))
+
+
+def test_rows_behind_the_last_group_have_no_matrix() -> None:
+    """What is computed for them is undefined, as in the library."""
+    graph = """graph grouped(%x: f32[7, 8], %w: f32[3, 8, 4], %n: i32[3]) {
+  %ends: i32[3] = cumsum(%n) {dim=-1}
+  %y: f32[7, 4] = opaque(%x, %w, %ends) {target="aten._grouped_mm.default", args=($0, $1, $2), kwargs=(), TYPES}
+  return %y
+}""".replace("TYPES", "operand_types=(f32[7, 8], f32[3, 8, 4], i32[3])")
+    x, w = torch.randn(7, 8), torch.randn(3, 8, 4)
+    made = compile_graph(parse_graph(graph), Config(strict=True, cache=False))
+    assert not any(node.is_op("opaque") for node in made.graph.nodes)
+    (y,) = made.program([x, w, torch.tensor([2, 0, 3], dtype=torch.int32)])
+    torch.testing.assert_close(y[:5], torch.cat([x[:2] @ w[0], x[2:5] @ w[2]]))
 
 
 @both
