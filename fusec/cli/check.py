@@ -44,8 +44,6 @@ def check(
 
     Exits with 1 where sites or fusions are lost, or there are more launches, bytes or calls of ATen than before.
     """
-    from fusec.debug.compare import report_of
-
     if update:
         check_writable(against)
     options = {"target": target, "dynamic": dynamic, "train": train, "batch": batch, "length": length}
@@ -53,6 +51,8 @@ def check(
     if kept is not None and kept.get("options", options) != options:
         words = filter(None, (_spelled(name, kept["options"].get(name, now)) for name, now in options.items()))
         raise UsageError(f"{against} is a report with other options", fix=f"give {' '.join(words)}, or --update it")
+    from fusec.debug.compare import changes, report_of
+
     now = {"options": options, **report_of(_explained(model, target, dynamic, train, batch, length))}
     if kept is None:
         write_text(against, json.dumps(now, indent=1) + "\n")
@@ -60,8 +60,6 @@ def check(
         if as_json:
             write_json({"file": against})
         return
-    from fusec.debug.compare import changes
-
     found = changes(kept, now, tolerance / 100)
     _show(found, as_json)
     if any(change.worse for change in found):

@@ -10,10 +10,14 @@ from fusec.codegen.tile.bounds import unproven_accesses
 from tests.backend.agreement import interpret
 
 
-@pytest.fixture(params=[pytest.param("interpreter", marks=pytest.mark.thorough), "compiler"])
-def backend(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(autouse=True)
+def nothing_is_compiled() -> None:
     torch._dynamo.reset()
     dynamo.reset()
+
+
+@pytest.fixture(params=[pytest.param("interpreter", marks=pytest.mark.thorough), "compiler"])
+def backend(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
     yield dynamo.backend if request.param == "compiler" else dynamo.backend_with(interpret)
     assert dynamo.fallbacks() == []
