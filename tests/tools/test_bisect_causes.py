@@ -19,6 +19,7 @@ from fusec.debug.trial import Trial
 from fusec.debug.wrong_code import wrong_code
 from fusec.frontend.lowering import Lowering
 from fusec.reference.contract import as_far_as_eager
+from tests.machines import profile
 from tests.tools.command_line import CliRunner
 
 
@@ -115,7 +116,8 @@ def test_frozen_weights(freeze: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = constant_folding._compute
     monkeypatch.setattr(constant_folding, "_compute", lambda *args: compute(*args) * 2)
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU()).eval()
-    (found,) = fusec.bisect(model, torch.randn(4, 64), options={"freeze": freeze, "cache": False})
+    options = {"freeze": freeze, "cache": False, "cache_dir": profile(f32=120.0).cache_dir}  # no library packs it
+    (found,) = fusec.bisect(model, torch.randn(64, 64), options=options)
     assert bool(found.wrong) == freeze and found.option == ("freeze=True" if freeze else "")
     assert found.fix == ((("freeze", False),) if freeze else ())
 
