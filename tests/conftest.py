@@ -63,10 +63,10 @@ def no_declaration_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_form_is_left_to_eager() -> None:
-    """Fail where Dynamo has compiled eight forms of a function: it would run others in eager, and tests would pass.
+def recompile_limit_is_an_error() -> None:
+    """Fail where Dynamo's recompile limit is hit: it would run the function in eager, which agrees with itself.
 
-    All functions that are not Python's own are one, as it calls them by the same wrapper.
+    All callables without Python code share a limit, as one wrapper calls them.
     """
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].config.fail_on_recompile_limit_hit = True

@@ -112,10 +112,9 @@ def _show_lines(before: str, after: str, as_json: bool) -> None:
 def _explained(spec: str, target: str, dynamic: bool, train: bool, batch: int, length: int) -> "Explanation":
     """Compile a model or graph."""
     from fusec.debug.capture import CaptureOptions
-    from fusec.debug.explain import explain_subjects
 
     compiled = compiled_model(spec, recording(target=target), CaptureOptions(dynamic, train), batch, length)
-    return explain_subjects(compiled.subjects, compiled.title, compiled.model)
+    return compiled.explained()
 
 
 def is_report(spec: str) -> bool:

@@ -51,7 +51,6 @@ def explain(
 ) -> None:
     """Show regions, kernels, coverage, fallbacks to ATen, and near misses."""
     from fusec.debug.capture import CaptureOptions
-    from fusec.debug.explain import explain_subjects
     from fusec.debug.report import summary_line
     from fusec.debug.tables import explanation_view, roofline_view, site_view
 
@@ -59,7 +58,7 @@ def explain(
     if sites and is_graph_file(model):
         raise UsageError("a graph has no sites", why="they are found from the modules of a model", fix="pass the model")
     compiled = compiled_model(model, config, CaptureOptions(dynamic, train, time), batch, length)
-    explanation = explain_subjects(compiled.subjects, compiled.title, compiled.model)
+    explanation = compiled.explained()
     if as_json:
         write_json(explanation.to_json())
     elif kernel:

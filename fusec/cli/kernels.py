@@ -24,10 +24,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="as `fusec kernels lis
 
 def _explained(model: str, target: str, dynamic: bool, batch: int, length: int) -> "Explanation":
     from fusec.debug.capture import CaptureOptions
-    from fusec.debug.explain import explain_subjects
 
     compiled = compiled_model(model, recording(target=target), CaptureOptions(dynamic), batch, length)
-    explanation = explain_subjects(compiled.subjects, compiled.title)
+    explanation = compiled.explained()
     note_unused_edits(explanation)
     return explanation
 
@@ -97,15 +96,15 @@ def bench(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Time a kernel alone on random inputs, interleaved with other ways to compute the same."""
-    from fusec.analysis.devices import kernel_device
     from fusec.analysis.machine import ASSUMED
+    from fusec.debug.explanation import is_interpreted
     from fusec.debug.kernel_bench import alternatives
     from fusec.debug.kernel_tables import alternative_view
 
     explanation = _explained(model, target, dynamic, batch, length)
     config = Config.from_options(None, chosen(target=target))
     row = _row(explanation, name)
-    interpreted = bool(explanation.machine.code) and kernel_device(row.nodes[0].body) == "cpu"
+    interpreted = is_interpreted(row.nodes[0].body, explanation.machine)
     found, limit = alternatives(row, explanation.assumed, config, seconds)
     if as_json:
         ways = [vars(one) for one in found]

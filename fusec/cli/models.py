@@ -28,6 +28,7 @@ from fusec.errors import FusecError
 if TYPE_CHECKING:
     from fusec.config import Config
     from fusec.debug.capture import CaptureOptions
+    from fusec.debug.explanation import Explanation
     from fusec.debug.subject import Subject
     from fusec.ir.graph import Graph
 
@@ -62,6 +63,12 @@ class CompiledModel:
     subjects: "list[Subject]"
     model: Any = None
     """None where it names a graph."""
+
+    def explained(self) -> "Explanation":
+        """Return the explanation of all its graphs."""
+        from fusec.debug.explain import explain_subjects
+
+        return explain_subjects(self.subjects, self.title, self.model)
 
 
 def load(spec: str, batch: int = 2, length: int = 16) -> Loaded:

@@ -1,6 +1,7 @@
 """``fusec view``: one offline HTML page."""
 
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,19 +42,17 @@ def view(
     one. MODEL or the earlier version may be a report, REPORT.json, of which there is no graph.
     """
     from fusec.debug.capture import CaptureOptions
-    from fusec.debug.explain import explain_subjects
     from fusec.viz.html import render, render_comparison, render_reports
 
     def explained(spec: str) -> "Explanation":
         compiled = compiled_model(
             spec, recording(target=target, verify=verify), CaptureOptions(dynamic, train, time), batch, length
         )
-        found = compiled.subjects
         if graph is not None:
-            if not 0 <= graph < len(found):
-                raise UsageError(f"no graph {graph}", fix=f"0 to {len(found) - 1}")
-            found = [found[graph]]
-        explanation = explain_subjects(found, compiled.title, compiled.model)
+            if not 0 <= graph < len(compiled.subjects):
+                raise UsageError(f"no graph {graph}", fix=f"0 to {len(compiled.subjects) - 1}")
+            compiled = replace(compiled, subjects=[compiled.subjects[graph]])
+        explanation = compiled.explained()
         note_interpreted(explanation.interpreted)
         return explanation
 

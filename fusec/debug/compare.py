@@ -22,7 +22,7 @@ class Change:
     """One difference."""
 
     what: str
-    """``site``, ``fusion``, ``kernels`` of a fusion, ``launches``, ``coverage``, ``bytes`` or ``time``, in ns."""
+    """``site``, ``fusion``, ``kernels`` of a fusion, ``launches``, ``coverage``, ``bytes`` or ``time``, in µs."""
     name: str
     """The site or fusion, or the kind of launches or coverage."""
     before: Any
@@ -36,7 +36,7 @@ class Change:
         if self.what == "site":
             return f"site {'lost' if self.worse else 'gained'}: {self.name}{f' ({self.why})' if self.why else ''}"
         if self.what == "time":
-            return f"{self.name}: {duration(self.before / 1e3)} → {duration(self.after / 1e3)}"
+            return f"{self.name}: {duration(self.before)} → {duration(self.after)}"
         figures = [f"{x:.1%}" if isinstance(x, float) else f"{x:,}" for x in (self.before, self.after)]
         what = self.what if self.what in ("fusion", "kernels", "coverage") else ""
         return f"{what} {self.name}: {' → '.join(figures)}".strip()
@@ -83,7 +83,7 @@ def changes(before: Report, after: Report, tolerance: float = 0.0) -> list[Chang
 
 def time_change(before: Explanation, after: Explanation, tolerance: float = 0.0) -> list[Change]:
     """Return the change of the predicted time of all launches, where it is more than this share."""
-    was, now = (round(1e3 * e.totals.predicted_us) for e in (before, after))
+    was, now = before.totals.predicted_us, after.totals.predicted_us
     if abs(now - was) <= tolerance * was or before.machine != after.machine:
         return []
     return [Change("time", f"predicted time on {after.machine.name}", was, now, now > was)]

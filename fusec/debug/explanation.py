@@ -9,7 +9,7 @@ from fusec.debug.roofline import Roofline, Totals, totals
 from fusec.debug.site_status import SiteStatus
 from fusec.debug.subject import Subject
 from fusec.debug.traffic import Traffic
-from fusec.ir.graph import Node
+from fusec.ir.graph import Graph, Node
 from fusec.remarks import Remark
 
 KINDS = ("generated", "vendor", "opaque")
@@ -76,6 +76,11 @@ class Fallback:
         return {k: v for k, v in self.__dict__.items() if k != "nodes"}
 
 
+def is_interpreted(graph: Graph, machine: Machine) -> bool:
+    """Return whether kernels of a graph run in Triton's interpreter, on the CPU, though the machine is a GPU."""
+    return bool(machine.code) and kernel_device(graph) == "cpu"
+
+
 @dataclass
 class Explanation:
     """The compile of a model as data: kernels, fallbacks, near misses, sites."""
@@ -112,8 +117,7 @@ class Explanation:
     @property
     def interpreted(self) -> bool:
         """True if measured times are of Triton's interpreter, on the CPU: they say nothing about the machine."""
-        timed = [s for s in self.subjects if s.timing is not None]
-        return bool(self.machine.code) and any(kernel_device(s.final) == "cpu" for s in timed)
+        return any(is_interpreted(s.final, self.machine) for s in self.subjects if s.timing is not None)
 
     def launches(self, kind: str) -> int:
         """Number of launches of a kind."""

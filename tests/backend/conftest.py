@@ -11,7 +11,7 @@ from tests.backend.agreement import interpret
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_compiled() -> None:
+def fresh_dynamo() -> None:
     torch._dynamo.reset()
     dynamo.reset()
 

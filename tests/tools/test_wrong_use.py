@@ -278,7 +278,9 @@ def test_a_full_disk(command: str, unbuffered: str, monkeypatch: pytest.MonkeyPa
 
 def test_an_interrupt_in_a_callback_is_not_lost() -> None:
     text = (
-        "import sys, time, weakref\nfrom fusec.cli.terminal import raise_again\nsys.unraisablehook = raise_again\n"
+        "import signal, sys, time, weakref\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
+        "from fusec.cli.terminal import raise_again\nsys.unraisablehook = raise_again\n"
         "class Thing: pass\n"
         "def interrupt(ref): raise KeyboardInterrupt\n"
         "thing = Thing()\nkept = weakref.ref(thing, interrupt)\ndel thing\ntime.sleep(20)\nsys.exit(5)\n"
