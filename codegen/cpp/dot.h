@@ -300,8 +300,7 @@ FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const
                                                                 (const Left<L>*)below, values, fetch, first, last,
                                                                 outer, inner);
   } else {
-    // A single row has at least four sums, as each product waits for the one before.
-    constexpr int wide = ROWS == 1 ? 4 : ROWS <= 4 ? REGISTERS / 8 : ROWS <= 8 ? REGISTERS / 16 : 1;
+    constexpr int wide = ROWS <= 4 ? REGISTERS / 8 : ROWS <= 8 ? REGISTERS / 16 : 1;
     int64_t c = first;
     for (; c + wide <= last; c += wide)
       dot_tile_computed<ROWS, wide, N, SEGMENTS, LINE, AHEAD, PAIRED>(target + c - first, target_step, lefts, values,
