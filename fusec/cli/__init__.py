@@ -22,7 +22,7 @@ from fusec.cli.trace import trace
 from fusec.cli.view import view
 from fusec.cli.why import why
 
-_ALLOCATIONS = 500_000
+_ALLOCATIONS = 2_000_000
 """Between collections of garbage: a graph is many small objects, and each collection walks all of torch's as well."""
 
 

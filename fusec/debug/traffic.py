@@ -78,12 +78,12 @@ def traffic(subjects: Sequence[Subject], sizes: Mapping[str, int]) -> Traffic:
 
 def intermediate_bytes(subject: Subject, sizes: Mapping[str, int]) -> dict[Node, int]:
     """Return the bytes of intermediate values that each step of a graph writes and reads."""
-    found: dict[Node, int] = {}
+    found, returned = dict[Node, int](), _returned(subject.final)
     for value, readers in _between(subject):
         for node, read in readers.items():
             found[node] = found.get(node, 0) + _read_bytes(node, read, sizes)
         assert value.producer is not None
-        found[value.producer] = found.get(value.producer, 0) + _written_bytes(value, subject.final, sizes)
+        found[value.producer] = found.get(value.producer, 0) + _written_bytes(value, returned, sizes)
     return found
 
 
@@ -130,9 +130,13 @@ def _multiplies(node: Node) -> bool:
     return node.has(Trait.REGION) and any(n.has(Trait.CONTRACTION) for n in node.body.nodes)
 
 
-def _written_bytes(value: Value, graph: Graph, sizes: Mapping[str, int]) -> int:
-    returned = any(storage(output) is value for output in graph.outputs)
-    return 0 if returned else estimate(touched_bytes(value), sizes)
+def _returned(graph: Graph) -> set[Value]:
+    """Return the values whose storage a graph returns."""
+    return set(map(storage, graph.outputs))
+
+
+def _written_bytes(value: Value, returned: set[Value], sizes: Mapping[str, int]) -> int:
+    return 0 if value in returned else estimate(touched_bytes(value), sizes)
 
 
 class _Graph:
@@ -143,6 +147,7 @@ class _Graph:
 
     def intermediates(self) -> Iterator[Intermediate]:
         """Yield the intermediate values of the graph."""
+        returned = _returned(self.subject.final)
         for value, readers in _between(self.subject):
             node = value.producer
             assert node is not None
@@ -154,7 +159,7 @@ class _Graph:
                 str(value.type),
                 self.subject.name_of(node),
                 tuple(map(self.subject.name_of, readers)),
-                _written_bytes(value, self.subject.final, self.sizes),
+                _written_bytes(value, returned, self.sizes),
                 sum(_read_bytes(reader, seen, self.sizes) for reader, seen in readers.items()),
                 str(sources[0]) if sources else "",
                 self.reason(node, first, computing),

@@ -19,6 +19,7 @@ from fusec.ir.types import DTYPES, DType, OtherType, ScalarType, Size, TensorTyp
 _INDENT = "  "
 _WIDTH = 100
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 Sources: TypeAlias = "bool | Literal['short']"
@@ -131,7 +132,7 @@ def print_attribute(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return _quoted(value)
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, DType):
@@ -182,6 +183,8 @@ def number_context(op: str, operands: Iterable[Value | None]) -> TensorType | No
 
 
 def _operands(node: Node, names: Mapping[Value, str]) -> list[str]:
+    if all(v in names for v in node.operands):
+        return [f"%{names[v]}" for v in node.operands]
     context = number_context(node.op.name, (v if v in names else None for v in node.operands))
     return [f"%{names[v]}" if v in names else _print_constant(v, context) for v in node.operands]
 
@@ -224,8 +227,7 @@ def _print_expression(expression: sympy.Basic) -> str:
 
 def _comment(node: Node, sources: Sources) -> str:
     body = node.attributes.get("body")
-    usual = union_of_sources(body) if isinstance(body, Graph) else ()
-    if node.sources == usual:
+    if node.sources == (union_of_sources(body) if isinstance(body, Graph) else ()):
         return ""
     if sources == "short":
         return f"   # {'; '.join(dict.fromkeys(map(short_source, node.sources)))}" if node.sources else ""
