@@ -1,10 +1,10 @@
 """Support for commands: standard streams, exit codes, close matches for wrong names."""
 
-import _thread
 import errno
 import functools
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -103,7 +103,7 @@ def _refused_option(error: BaseException | None) -> OptionError | None:
 def raise_again(unraisable: Any) -> None:
     """Raise an interrupt again that came in a callback of garbage collection, where Python drops it; a hook of sys."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        threading.Timer(0.05, _thread.interrupt_main).start()
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()  # a signal ends a system call, too
     else:
         sys.__unraisablehook__(unraisable)
 

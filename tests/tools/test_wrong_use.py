@@ -283,9 +283,9 @@ def test_an_interrupt_in_a_callback_is_not_lost() -> None:
         "from fusec.cli.terminal import raise_again\nsys.unraisablehook = raise_again\n"
         "class Thing: pass\n"
         "def interrupt(ref): raise KeyboardInterrupt\n"
-        "thing = Thing()\nkept = weakref.ref(thing, interrupt)\ndel thing\ntime.sleep(20)\nsys.exit(5)\n"
+        "thing = Thing()\nkept = weakref.ref(thing, interrupt)\ndel thing\ntime.sleep(60)\nsys.exit(5)\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode not in (0, 5) and "KeyboardInterrupt" in done.stderr
 
 
