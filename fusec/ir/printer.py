@@ -19,7 +19,7 @@ from fusec.ir.types import DTYPES, DType, OtherType, ScalarType, Size, TensorTyp
 _INDENT = "  "
 _WIDTH = 100
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_quoted = json.JSONEncoder(ensure_ascii=False).encode
+_quoted = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for each string
 
 
 Sources: TypeAlias = "bool | Literal['short']"
@@ -227,7 +227,8 @@ def _print_expression(expression: sympy.Basic) -> str:
 
 def _comment(node: Node, sources: Sources) -> str:
     body = node.attributes.get("body")
-    if node.sources == (union_of_sources(body) if isinstance(body, Graph) else ()):
+    usual = union_of_sources(body) if isinstance(body, Graph) else ()
+    if node.sources == usual:
         return ""
     if sources == "short":
         return f"   # {'; '.join(dict.fromkeys(map(short_source, node.sources)))}" if node.sources else ""

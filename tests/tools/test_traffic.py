@@ -37,6 +37,12 @@ def test_a_result_that_is_read_again_has_to_be_written_anyway() -> None:
     assert values(found) == {"a": (0, 40)} and found.least_bytes == 120
 
 
+def test_a_view_that_is_a_result_has_its_value_written() -> None:
+    found = of("%x: f32[10]) {\n  %a: f32[10] = exp(%x)\n  %v: f32[10, 1] = reshape(%a) {shape=(10, 1)}\n"
+               "  %y: f32[10] = neg(%a)\n  return %v, %y")  # fmt: skip
+    assert values(found) == {"a": (0, 40)}
+
+
 def test_views_are_read_as_the_value_and_only_what_they_show() -> None:
     found = of("%x: f32[10]) {\n  %a: f32[10] = exp(%x)\n  %v: f32[3] = slice(%a) {dim=-1, start=0, stop=3, step=1}\n"
                "  %y: f32[3] = neg(%v)\n  return %y")  # fmt: skip

@@ -59,9 +59,7 @@ def numbers(
         x = x.abs() + 0.1
     elif kind in ("large", "tiny"):
         limits = torch.finfo(dtype)
-        # Instructions that multiply bfloat16 take denormal numbers for 0 (docs/limits.md).
-        least = limits.tiny * (1024 if summed and dtype == torch.bfloat16 else 1)
-        x = x * (min(limits.max, 1e30) ** 0.5 if kind == "large" else least)
+        x = x * (min(limits.max, 1e30) ** 0.5 if kind == "large" else limits.tiny)
     elif kind == "special" and x.numel():
         chosen = torch.randint(0, 2 * len(_SPECIAL), shape, generator=generator)
         limits = torch.finfo(dtype)
