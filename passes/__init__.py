@@ -11,6 +11,7 @@ from typing import Any
 from fusec.cache import open_cache
 from fusec.config import Config
 from fusec.errors import OptionError, suggestion
+from fusec.pass_list import DEFAULT
 from fusec.passes import fusion, raising
 from fusec.passes.canonicalize import RULES, Canonicalize, normalize
 from fusec.passes.declared import ApplyDeclared
@@ -57,8 +58,8 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
     first = order.index(FUSED[0])
     made: dict[str, Callable[..., Any]] = {
         "canonicalize": Canonicalize,
-        "raise": partial(ApplyDeclared, "raise", raising.__doc__, order[:first], library),
-        "fuse": partial(ApplyDeclared, "fuse", fusion.__doc__, order[first:], library, True),
+        "raise": partial(ApplyDeclared, "raise", order[:first], library),
+        "fuse": partial(ApplyDeclared, "fuse", order[first:], library, True),
         "attention": DecomposeSDPA,
         "group": Group,
         "bias": FoldBiasIntoGemm,
@@ -79,12 +80,4 @@ def vendor_pipeline(config: Config) -> Pipeline:
 def default_pipeline(config: Config) -> Pipeline:
     """Return the passes of a compile, in order."""
     known = known_passes(config)
-    return Pipeline((
-        known["canonicalize"](),  # canonical form, so that one pattern matches equivalent computations
-        known["raise"](),  # norms, softmax, activations and rotary embeddings become regions
-        known["fuse"](),  # larger regions: residual and norm, gates, projections
-        known["attention"](),  # calls of attention with a generated kernel are decomposed
-        known["canonicalize"](),  # merges and removes nodes that have become equal or dead
-        known["group"](),  # kernels: groups of nodes with one loop nest, by predicted cost
-        known["bias"](),  # vendor calls add a bias that would be the only work of a kernel
-    ))  # fmt: skip
+    return Pipeline(tuple(known[name]() for name in DEFAULT))

@@ -20,7 +20,6 @@ class ApplyDeclared:
     """Make one region of the operations that a declaration names together, for the declarations of one stage."""
 
     name: str = field(metadata=_FIXED)
-    purpose: str = field(metadata=_FIXED)
     declarations: tuple[Declaration, ...] = field(repr=False, metadata=_FIXED)
     library: PatternLibrary = field(repr=False, compare=False, metadata=_FIXED)
     is_last: bool = field(default=False, metadata=_FIXED)
@@ -29,7 +28,6 @@ class ApplyDeclared:
     """Names of declarations, joined by ``+``; empty means all."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "__doc__", self.purpose)
         known = {*FUSIONS, *REWRITES, *(d.name for d in self.declarations)}  # one list of names may serve all stages
         for name in sorted(set(self._wanted) - known):
             raise OptionError(f"unknown fusion or rewrite {name!r}", fix=suggestion(name, known))

@@ -3,15 +3,14 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli.listings import kept_data
 from fusec.cli.models import read_graph, run_script
 from fusec.cli.options import Declare, chosen
 from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, note, show_difference, write_json, write_text
+from fusec.pass_list import DEFAULT, DESCRIPTIONS
 
 if TYPE_CHECKING:
     from fusec.config import Config
@@ -71,7 +70,7 @@ def opt(
     options = chosen(apply=apply, disable=disable, target=target)
     config = Config.from_options(None, options)
     if list_passes:
-        return _list(passes, config, bool(declare), as_json)
+        return _list(passes, config, as_json)
     from fusec.debug.optimize import choose_passes, require_agreement, verify_passes
     from fusec.debug.optimize import opt as run_passes
     from fusec.ir.printer import print_graph
@@ -103,25 +102,21 @@ def _choices(kind: str, text: str, known: Sequence[str]) -> list[str]:
     return chosen
 
 
-def _list(passes: str, config: "Config", is_declared: bool, as_json: bool) -> None:
-    """List the passes of a pipeline; with fusec's own declarations from the cache, as torch is slow to import."""
-    make = partial(_rows, passes, config)
-    rows = make() if is_declared else kept_data(["passes", passes, config.disable], config, make)
+def _list(passes: str, config: "Config", as_json: bool) -> None:
+    """List the passes of a pipeline; the default one without importing them, as torch and sympy are slow to import."""
+    names = list(DEFAULT)
+    if passes != "default" or config.disable:
+        from fusec.debug.optimize import choose_passes
+        from fusec.pipeline import describe
+
+        names = [describe(step) for step in choose_passes(passes, config).passes]
+    rows = [{"pass": name, "does": DESCRIPTIONS[name.partition("{")[0]]} for name in names]
     if as_json:
         write_json(rows)
         return
     width = max((len(row["pass"]) for row in rows), default=0)
     for row in rows:
-        typer.echo(f"{row['pass']:<{width}}  {row['does']}".rstrip())
-
-
-def _rows(passes: str, config: "Config") -> list[dict[str, str]]:
-    """Return name and purpose of each pass of a pipeline."""
-    from fusec.debug.optimize import choose_passes
-    from fusec.pipeline import describe
-
-    found = choose_passes(passes, config).passes
-    return [{"pass": describe(step), "does": "".join((step.__doc__ or "").strip().splitlines()[:1])} for step in found]
+        typer.echo(f"{row['pass']:<{width}}  {row['does']}")
 
 
 def _print_history(found: "Subject", wanted: Sequence[str], only: str, kinds: Sequence[str], sources: bool) -> None:

@@ -15,8 +15,10 @@ from typer.main import get_command
 
 from fusec.cache import Cache
 from fusec.cli import app
+from fusec.config import Config
 from fusec.ir.printer import print_graph
-from fusec.pipeline import Pipeline
+from fusec.pass_list import DEFAULT, DESCRIPTIONS
+from fusec.passes import default_pipeline, known_passes
 from tests.tools.command_line import CliRunner, Result
 from tests.tools.sample import decoder, unpacked
 
@@ -247,16 +249,18 @@ def test_opt_applies_what_a_script_declares(tmp_path: Path) -> None:
         REWRITES.pop("squared_sine", None)
 
 
-def test_the_list_of_passes_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It depends on fusec's own sources, the text of the pipeline and what is disabled."""
-    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
-    first = run("opt", "--list-passes", "--json").stdout
-    monkeypatch.setattr("fusec.debug.optimize.choose_passes", lambda *args: pytest.fail("it is not read"))
-    assert run("opt", "--list-passes", "--json").stdout == first
-    monkeypatch.setattr("fusec.debug.optimize.choose_passes", lambda *args: Pipeline(()))
-    assert json.loads(run("opt", "--list-passes", "--passes", "raise", "--json").stdout) == []
-    monkeypatch.setattr("fusec.provenance.own_code", lambda: "")
-    assert json.loads(run("opt", "--list-passes", "--json").stdout) == []
+def test_every_pass_is_in_the_list() -> None:
+    assert list(DESCRIPTIONS) == list(known_passes())
+    assert [step.name for step in default_pipeline(Config()).passes] == list(DEFAULT)
+    listed = json.loads(run("opt", "--list-passes", "--json").stdout)
+    assert listed == [{"pass": name, "does": DESCRIPTIONS[name]} for name in DEFAULT]
+    chosen = run("opt", "--list-passes", "--passes", "raise{only=rms_norm},group").stdout
+    assert [line.split("  ")[0] for line in chosen.splitlines()] == ["raise{only=rms_norm}", "group"]
+
+
+def test_a_list_of_passes_with_an_unknown_name_is_refused() -> None:
+    for wrong in (["--passes", "raize"], ["--disable", "rms_nrm"], ["--disable", "rms_nrm", "--passes", "raise"]):
+        assert run("opt", "--list-passes", *wrong).exit_code == 2
 
 
 def commands(group: Any) -> Iterator[Any]:

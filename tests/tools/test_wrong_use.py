@@ -296,6 +296,7 @@ LIGHT = [
     ["explain", "--batch", "0", "model.py"], ["no-such-command"], ["view", "good.py", "-o", "nowhere/page.html"],
     ["capture", "good.py", "-o", "nowhere/x.fir"], ["explain", "brackets.py"], ["explain", "latin.fir"],
     ["explain", "json.json"], ["check", "good.py", "--against", "missing.json"],
+    ["opt", "--list-passes"],
 ]  # fmt: skip
 PARSED = [["explain", "graph_twice.fir"], ["opt", "graph_head.fir"], ["diff", "good.fir", "json.fir"]]
 
