@@ -65,6 +65,10 @@ class Config:
         False,
         "keep the text of the graph before and after each pass, and the pattern closest to what none matched",
     )
+    history: bool = _option(
+        True,
+        "under `record`, keep the graph after each application as well, which the page of `fusec view` steps through",
+    )
     trace: str = _option("", "folder for the graphs, kernels and remarks of each compile, as `fusec trace` reads them")
     report: str = _option(
         "",
@@ -109,7 +113,7 @@ class Config:
         if self.cache_mb < 0:
             raise OptionError(f"option 'cache_mb' is {self.cache_mb}", why="it counts megabytes", fix="use 0 or more")
         Selector.parse(self.apply)
-        for option in (*MODES[self.mode], *(("record",) if self.trace or self.report else ())):
+        for option in (*MODES[self.mode], *(("record", "history") if self.trace or self.report else ())):
             object.__setattr__(self, option, option not in _names(self.unset))
 
     @classmethod

@@ -69,7 +69,7 @@ class Context:
     pass_name: str = ""
     """The pass that is running."""
     recorder: Recorder | None = None
-    """Records the history of the pass that is running, under ``config.record``."""
+    """Records the history of the pass that is running, under ``config.record`` and ``config.history``."""
     failures: dict[Node, MatchFailure] = field(default_factory=dict)
     """For each anchor node, the failed match that came furthest."""
     machine: Machine = field(default_factory=assumed_cpu)
@@ -272,7 +272,7 @@ def _run_pass(step: Pass, graph: Graph, context: Context, before: str) -> str:
 
     saved, shape, first, verified = graph.copy(), _structure(graph), context.next_number, context.verified
     context.pass_name, remarks = step.name, len(context.remarks)
-    context.recorder = Recorder(graph) if context.config.record else None
+    context.recorder = Recorder(graph) if context.config.record and context.config.history else None
     start = time.perf_counter()
     try:
         step.apply(graph, context)
@@ -289,16 +289,17 @@ def _run_pass(step: Pass, graph: Graph, context: Context, before: str) -> str:
     changed, declared = _structure(graph) != shape, tuple(declared_in(saved))
     made, compared = context.next_number - first, context.verified - verified
     record = PassRecord(describe(step), seconds, changed, before, before, made, compared, declared)
-    context.records.append(_recorded(record, graph, context.recorder) if context.recorder else record)
+    context.records.append(_recorded(record, graph, context.recorder) if context.config.record else record)
     return context.records[-1].after
 
 
-def _recorded(record: PassRecord, graph: Graph, recorder: Recorder) -> PassRecord:
-    """Add to a record the graph after its pass, and after each application."""
-    recorder.stop()
+def _recorded(record: PassRecord, graph: Graph, recorder: Recorder | None) -> PassRecord:
+    """Add to a record the graph after its pass, and with a recorder after each application."""
+    if recorder is not None:
+        recorder.stop()
     if not record.changed:
         return record
-    found = recorder.history() if record.applications > 1 else None
+    found = recorder.history() if recorder is not None and record.applications > 1 else None
     return replace(record, after=str(graph), graph=graph.copy(), history=(lambda: found) if found else None)
 
 

@@ -210,11 +210,11 @@ def check_captured(dynamic: bool, train: bool) -> None:
         raise UsageError("a graph is captured already", why=why, fix="pass the model")
 
 
-def recording(**options: str | bool) -> "Config":
+def recording(history: bool = False, **options: str | bool) -> "Config":
     """Return the configuration of a compile that is recorded; options that are "" or False have their defaults."""
     from fusec.config import Config
 
-    return Config.from_options(None, {"record": True, **chosen(**options)})
+    return Config.from_options(None, {"record": True, "history": history, **chosen(**options)})
 
 
 def compiled_model(

@@ -46,7 +46,7 @@ def view(
 
     def explained(spec: str) -> "Explanation":
         compiled = compiled_model(
-            spec, recording(target=target, verify=verify), CaptureOptions(dynamic, train, time), batch, length
+            spec, recording(True, target=target, verify=verify), CaptureOptions(dynamic, train, time), batch, length
         )
         if graph is not None:
             if not 0 <= graph < len(compiled.subjects):

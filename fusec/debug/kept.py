@@ -60,21 +60,22 @@ class _Kept:
         self.target = target_for(graph, config)
         if isinstance(self.target, CppTarget):
             self.target = CppTarget(builds=False)
-        self.key = self._key()
+        self.key, self.key_with_history = self._key(config), self._key(replace(config, history=True))
 
-    def _key(self) -> str:
+    def _key(self, config: Config) -> str:
         """Return the key; "" where the compile depends on more, or may turn out to have failed when it is launched."""
         modules = {d.module for d in FUSIONS.values()} | {d.module for d in REWRITES.values()}
         if self.target.name != "cpp" or not all(module.startswith("fusec.") for module in modules):
             return ""
-        choices = repr(replace(self.config, target="", cache=True, cache_dir="", cache_mb=0, trace="", report=""))
-        machine = json.dumps(self.target.machine(self.config).to_json())
-        about = (choices, machine, *compiler_command(), digest_of_edits(self.config))
+        choices = repr(replace(config, target="", cache=True, cache_dir="", cache_mb=0, trace="", report=""))
+        machine = json.dumps(self.target.machine(config).to_json())
+        about = (choices, machine, *compiler_command(), digest_of_edits(config))
         return key_of_derived("compile", *about, self.text)
 
     def read(self) -> Subject | None:
-        """Return what an earlier process compiled."""
-        content = self.cache.read(self.key, _SUFFIX) if self.key else None
+        """Return what an earlier process compiled, possibly with a history that was not asked for."""
+        keys = {self.key: None, self.key_with_history: None} if self.key else ()
+        content = next(filter(None, (self.cache.read(key, _SUFFIX) for key in keys)), None)
         if content is None:
             return None
         try:

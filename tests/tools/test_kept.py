@@ -73,6 +73,24 @@ def test_the_page_of_what_is_kept() -> None:
     assert compiled == kept and len(kept) > 1
 
 
+def test_only_the_page_needs_the_history(compiles: list[str]) -> None:
+    fusec("why", "model.fir")
+    fusec("view", "model.fir", "-o", "page.html")
+    assert len(compiles) == 2 and any("history" in p for p in page_of("page.html")["passes"])
+    for entry in Path("cache").glob("*.compile"):
+        entry.unlink()
+    fusec("view", "model.fir", "-o", "page.html")
+    fusec("why", "model.fir")
+    fusec("explain", "model.fir")
+    assert len(compiles) == 3
+
+
+def page_of(path: str) -> dict[str, Any]:
+    """Return the data of the only graph of a page."""
+    (graph,) = unpacked(Path(path).read_text())["graphs"]
+    return dict(graph)
+
+
 def test_another_graph_option_or_edit_is_compiled(compiles: list[str]) -> None:
     fusec("why", "model.py")
     Path("model.py").write_text(SCRIPT.replace("randn(4", "randn(5"))
