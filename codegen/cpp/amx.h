@@ -49,8 +49,8 @@ template <class L, class R> inline constexpr bool in_amx<int32_t, Quad<L>, Quad<
 template <int TILES, class A, class L, class R>
 FN void dot_amx_columns(const Panel<A, L, R>& panel, int64_t rows, int64_t first, int64_t columns, A* target,
                         const L* left, const R* next, int asked, TileShapes& shapes) {
-  const int64_t bytes = 4 * panel.target_step, right_step = panel.right_step;
-  const R* const right = panel.right + first;
+  const int64_t bytes = 4 * panel.target_step, right_step = panel.right.step;
+  const R* const right = panel.right.data + first;
   target += first;
   const auto add_up = [&](int64_t begin, int64_t end, int64_t words, bool adds) LANEWISE {
     shapes.require(rows, columns, words);

@@ -102,23 +102,27 @@ FN void fold_tile(typename Raw<A, N>::type (&sums)[ROWS][COLUMNS], A* found) {
   }
 }
 
+// How far ahead of some columns memory is asked for: at least the next ones.
+constexpr int distance(int ahead, int columns) { return ahead < columns ? columns : ahead; }
+
 // The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end. What the next
 // columns need is asked for meanwhile, a line at a time: memory that is left to guess starts anew with every column.
 // It goes to the second-level cache, which waits for more lines at once than the first.
-template <int ROWS, int COLUMNS, int N, class A, class L, class R>
-DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
-                        int64_t right_step, int64_t depth) {
+template <int ROWS, int COLUMNS, int N, class A, class L, class Right>
+DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t left_step, const Right right,
+                        int64_t depth) {
   CONTRACT
+  typedef typename Right::element R;
   typedef typename Raw<A, N>::type raw;
   raw sums[ROWS][COLUMNS] = {};
   const auto ask_for_next = [&](int64_t k) LANEWISE {
-    for (int c = 0; c < COLUMNS; c++) __builtin_prefetch(right + (c + COLUMNS) * right_step + k, 0, 2);
+    for (int c = 0; c < COLUMNS; c++) __builtin_prefetch(right[c + distance(Right::ahead, COLUMNS)] + k, 0, 2);
   };
   const auto add = [&](int64_t k) LANEWISE {
     raw rows[ROWS];
     for (int r = 0; r < ROWS; r++) rows[r] = cast<A>(load<N>(left + r * left_step + k, All{})).v;
     for (int c = 0; c < COLUMNS; c++) {
-      const raw column = cast<A>(load<N>(right + c * right_step + k, All{})).v;
+      const raw column = cast<A>(load<N>(right[c] + k, All{})).v;
       for (int r = 0; r < ROWS; r++) sums[r][c] += rows[r] * column;
     }
   };
@@ -134,7 +138,7 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
       }
       ask_for_next(k);
       for (int c = 0; c < COLUMNS; c++) {
-        const auto column = step::right(right + c * right_step + k);
+        const auto column = step::right(right[c] + k);
         for (int r = 0; r < ROWS; r++) sums[r][c] = step::add(sums[r][c], rows[r], column);
       }
     }
@@ -155,34 +159,36 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
     for (int c = 0; c < COLUMNS; c++) {
       A sum = found[r * COLUMNS + c];
       const L* const row = left + r * left_step;
-      const R* const column = right + c * right_step;
+      const R* const column = right[c];
       for (int64_t i = k; i < depth; i++) sum += A(load(row + i)) * A(load(column + i));
       target[r * target_step + c] = sum;
     }
   }
 }
 
-template <int ROWS, int COLUMNS, int N, class A, class L, class R>
-FN void dot_rows_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
-                   int64_t right_step, int64_t depth) {
+template <int ROWS, int COLUMNS, int N, class A, class L, class Right>
+FN void dot_rows_k(A* target, int64_t target_step, const L* left, int64_t left_step, const Right& right, int64_t depth) {
   constexpr int full = ROWS / 4 * 4;
   for (int r = 0; r < full; r += 4)
-    dot_tile_k<4, COLUMNS, N>(target + r * target_step, target_step, left + r * left_step, left_step, right,
-                              right_step, depth);
+    dot_tile_k<4, COLUMNS, N>(target + r * target_step, target_step, left + r * left_step, left_step, right, depth);
   if constexpr (ROWS % 4 != 0)
     dot_tile_k<ROWS % 4, COLUMNS, N>(target + full * target_step, target_step, left + full * left_step, left_step,
-                                     right, right_step, depth);
+                                     right, depth);
 }
 
-template <int ROWS, int N, class A, class L, class R>
-FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
-                    int64_t right_step, int64_t columns, int64_t depth) {
+template <int ROWS, int N, class A, class L, class Right>
+FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const Right& right,
+                    int64_t columns, int64_t depth) {
   constexpr int wide = ROWS == 1 ? 8 : ROWS == 2 ? 4 : REGISTERS / 8;
   int64_t c = 0;
   for (; c + wide <= columns; c += wide)
-    dot_rows_k<ROWS, wide, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
-  for (; c < columns; c++)
-    dot_rows_k<ROWS, 1, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
+    dot_rows_k<ROWS, wide, N>(target + c, target_step, left, left_step, right.from(c), depth);
+  for (; c < columns; c++) dot_rows_k<ROWS, 1, N>(target + c, target_step, left, left_step, right.from(c), depth);
+}
+template <int ROWS, int N, class A, class L, class R>
+FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                    int64_t right_step, int64_t columns, int64_t depth) {
+  dot_along_k<ROWS, N>(target, target_step, left, left_step, Rows<R>{right, right_step}, columns, depth);
 }
 
 // Rows of a left operand, so far apart, and their elements. Those of few rows are neighbours.
@@ -195,7 +201,6 @@ template <class L> struct Left {
 // segment of k, and holds whatever is the same for all k, such as scales and tables. Each segment has its own left
 // operand; fetch(column, o, k) prefetches what a tile is computed from. k is outer * inner steps long, and one prefetch
 // serves LINE of them. Columns are prefetched AHEAD of the tile, at least those of the next one.
-constexpr int distance(int ahead, int columns) { return ahead < columns ? columns : ahead; }
 template <class Tiles, int COLUMNS> struct ColumnTiles {
   Tiles first;
   ColumnTiles<Tiles, COLUMNS - 1> rest;
@@ -408,7 +413,9 @@ struct OneRow { static constexpr int count = 1; };
 // A number, a word of two bfloat16, or four bytes.
 template <class A, class L, class R, int N> struct Lanes : OneRow {
   typedef typename Raw<A, N>::type row;
-  template <class Count> static LANEWISE row of(const R* p, int64_t, Count count) { return cast<A>(load<N>(p, count)).v; }
+  template <class Count> static LANEWISE row of(const R* p, const R*, Count count) {
+    return cast<A>(load<N>(p, count)).v;
+  }
   static LANEWISE A factor(const L* p) { return A(load(p)); }
   static LANEWISE row add(row sum, A x, row y) { return sum + x * y; }
 };
@@ -417,8 +424,8 @@ template <class A, class L, class R, int N> struct Lanes : OneRow {
 struct RowPairs {
   static constexpr int count = 2;
   typedef Pairs row;
-  template <class Count> static LANEWISE row of(const bf16* p, int64_t step, Count count) {
-    return interleaved(load<16>((const int16_t*)p, count).v, load<16>((const int16_t*)p + step, count).v);
+  template <class Count> static LANEWISE row of(const bf16* p, const bf16* next, Count count) {
+    return interleaved(load<16>((const int16_t*)p, count).v, load<16>((const int16_t*)next, count).v);
   }
   static LANEWISE Pairs factor(const bf16* p) {
     int32_t pair;
@@ -430,7 +437,7 @@ struct RowPairs {
 template <> struct Lanes<float, word, word, 16> : OneRow {
   typedef Raw<int32_t, 16>::type row;
   typedef Raw<float, 16>::type floats;
-  template <class Count> static LANEWISE row of(const word* p, int64_t, Count count) {
+  template <class Count> static LANEWISE row of(const word* p, const word*, Count count) {
     return load<16>((const int32_t*)p, count).v;
   }
   static LANEWISE row factor(const word* p) { return row{} + p->bits; }
@@ -440,7 +447,7 @@ template <> struct Lanes<float, word, word, 16> : OneRow {
 #ifdef IN_QUADS
 template <class L, class R> struct Lanes<int32_t, Quad<L>, Quad<R>, QUAD_LANES> : OneRow {
   typedef typename Raw<int32_t, QUAD_LANES>::type row;
-  template <class Count> static LANEWISE row of(const Quad<R>* p, int64_t, Count count) {
+  template <class Count> static LANEWISE row of(const Quad<R>* p, const Quad<R>*, Count count) {
     return load<QUAD_LANES>((const int32_t*)p, count).v;
   }
   static LANEWISE row factor(const Quad<L>* p) { return row{} + p->bits; }
@@ -456,22 +463,27 @@ template <int N> FN Part of_tile(Part all, int tile) {
 }
 
 // Lanes along the columns, TILES of them at once. Of as many rows from ``next`` on, so many tiles each are asked for
-// meanwhile.
-template <class Step, int ROWS, int TILES, int N, class A, class L, class R, class Count>
-DOT_FUNCTION dot_tile_n(const Panel<A, L, R>& panel, A* target, const L* left, int64_t first, Count columns,
+// meanwhile; or of listed ones those further on.
+template <class Step, int ROWS, int TILES, int N, class A, class L, class R, class Right, class Count>
+DOT_FUNCTION dot_tile_n(const Panel<A, L, R, Right>& panel, A* target, const L* left, int64_t first, Count columns,
                         const R* next, int asked) {
   CONTRACT
   constexpr int line = N * sizeof(R) < 64 ? 64 / (N * sizeof(R)) : 1;  // tiles
   const int64_t target_step = panel.target_step, left_step = panel.left_step, left_k = panel.left_k;
-  const int64_t right_step = panel.right_step, depth = panel.depth;
-  const R* const right = panel.right + first;
+  const int64_t depth = panel.depth;
+  const Right right = panel.right;
   target += first;
   typename Raw<A, N>::type sums[ROWS][TILES] = {};
   for (int64_t k = 0; k + Step::count <= depth; k += Step::count) {
     typename Step::row row[TILES];
-    for (int t = 0; t < TILES; t++)
-      row[t] = Step::of(right + k * right_step + t * N, right_step, of_tile<N>(columns, t));
-    for (int t = 0; t < asked; t += line) __builtin_prefetch(next + k * right_step + t * N, 0, 2);
+    const R *const place = right[k] + first, *const last = right[k + Step::count - 1] + first;
+    for (int t = 0; t < TILES; t++) row[t] = Step::of(place + t * N, last + t * N, of_tile<N>(columns, t));
+    if constexpr (Right::ahead > 0) {
+      for (int i = 0; i < Step::count; i++)
+        for (int t = 0; t < TILES; t += line) __builtin_prefetch(right[k + Right::ahead + i] + first + t * N, 0, 2);
+    } else {
+      for (int t = 0; t < asked; t += line) __builtin_prefetch(next + k * right.step + t * N, 0, 2);
+    }
     for (int r = 0; r < ROWS; r++) {
       const auto x = Step::factor(left + r * left_step + k * left_k);
       for (int t = 0; t < TILES; t++) sums[r][t] = Step::add(sums[r][t], x, row[t]);
@@ -494,8 +506,9 @@ constexpr int64_t PANEL_TILES = 4;  // tiles of columns that stay in the first-l
 
 // As many columns as it takes: so many tiles at a time, then up to three, then what is left, of which only the last
 // tile may be not full.
-template <class Step, int ROWS, int N, class A, class L, class R>
-FN void dot_columns_n(const Panel<A, L, R>& panel, A* target, const L* left, const R* next = nullptr, int asked = 0) {
+template <class Step, int ROWS, int N, class A, class L, class R, class Right>
+FN void dot_columns_n(const Panel<A, L, R, Right>& panel, A* target, const L* left, const R* next = nullptr,
+                      int asked = 0) {
   int64_t c = 0;
 #define TILES(some, count) \
   dot_tile_n<Step, ROWS, some, N>(panel, target, left, c, count, next, asked), c += some * N, asked = 0
@@ -511,13 +524,13 @@ FN void dot_columns_n(const Panel<A, L, R>& panel, A* target, const L* left, con
 #undef TILES
 }
 
-template <class Step, int ROWS, int N, class A, class L, class R>
-FN void dot_panels_n(const Panel<A, L, R>& whole, A* target, const L* left) {
+template <class Step, int ROWS, int N, class A, class L, class R, class Right>
+FN void dot_panels_n(const Panel<A, L, R, Right>& whole, A* target, const L* left) {
   constexpr int full = ROWS / 4 * 4;
   constexpr int64_t wide = PANEL_TILES * N;
   for (int64_t c = 0; c < whole.columns; c += wide) {
-    Panel<A, L, R> panel = whole;
-    panel.right += c;
+    Panel<A, L, R, Right> panel = whole;
+    panel.right.data += c;
     panel.columns = whole.columns - c < wide ? whole.columns - c : wide;
     for (int r = 0; r < full; r += 4)
       dot_columns_n<Step, 4, N>(panel, target + r * whole.target_step + c, left + r * whole.left_step);
@@ -526,20 +539,26 @@ FN void dot_panels_n(const Panel<A, L, R>& whole, A* target, const L* left) {
   }
 }
 
-template <int ROWS, int N, bool ADDS, class A, class L, class R>
-FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
-                    int64_t right_step, int64_t columns, int64_t depth) {
-  Panel<A, L, R> whole{target_step, left_step, left_k, right, right_step, columns, depth, ADDS};
+template <int ROWS, int N, bool ADDS, class A, class L, class Right>
+FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
+                    const Right& right, int64_t columns, int64_t depth) {
+  typedef typename Right::element R;
+  Panel<A, L, R, Right> whole{target_step, left_step, left_k, right, columns, depth, ADDS};
 #ifdef IN_PAIRS
   if constexpr (in_pairs<A, L, R, N>)
     if (left_k == 1) {
       dot_panels_n<RowPairs, ROWS, N>(whole, target, left);
       if (depth % 2 == 0) return;
-      whole.right += (depth - 1) * right_step, whole.depth = 1, whole.adds = true;  // the row that is in no pair
+      whole.right = right.from(depth - 1), whole.depth = 1, whole.adds = true;  // the row that is in no pair
       left += depth - 1;
     }
 #endif
   dot_panels_n<Lanes<A, L, R, N>, ROWS, N>(whole, target, left);
+}
+template <int ROWS, int N, bool ADDS, class A, class L, class R>
+FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
+                    int64_t right_step, int64_t columns, int64_t depth) {
+  dot_along_n<ROWS, N, ADDS>(target, target_step, left, left_step, left_k, Rows<R>{right, right_step}, columns, depth);
 }
 
 // Ask memory for so many elements of some rows, into the second-level cache: the first one holds what is multiplied.
@@ -830,12 +849,11 @@ FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t 
 constexpr int64_t FEW_ROWS = 16;
 
 template <int WIDE, int N, class A, class L, class R>
-FN void dot_any_rows_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
-                       int64_t right_step, int64_t rows, int64_t depth) {
+FN void dot_any_rows_k(A* target, int64_t target_step, const L* left, int64_t left_step, const Rows<R>& right,
+                       int64_t rows, int64_t depth) {
   int64_t r = 0;
 #define ROWS(rows) \
-  dot_tile_k<rows, WIDE, N>(target + r * target_step, target_step, left + r * left_step, left_step, right, right_step, \
-                            depth)
+  dot_tile_k<rows, WIDE, N>(target + r * target_step, target_step, left + r * left_step, left_step, right, depth)
   for (; r + 4 <= rows; r += 4) ROWS(4);
   if (rows - r == 3) ROWS(3);
   if (rows - r == 2) ROWS(2);
@@ -850,11 +868,11 @@ FN void dot_any_along_k(A* target, int64_t target_step, const L* left, int64_t l
     return dot_many_along_k<N>(target, target_step, left, left_step, right, right_step, rows, columns, depth);
   if (rows == 1) return dot_along_k<1, N>(target, target_step, left, left_step, right, right_step, columns, depth);
   constexpr int wide = REGISTERS / 8;
+  const Rows<R> whole{right, right_step};
   int64_t c = 0;
   for (; c + wide <= columns; c += wide)
-    dot_any_rows_k<wide, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, rows, depth);
-  for (; c < columns; c++)
-    dot_any_rows_k<1, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, rows, depth);
+    dot_any_rows_k<wide, N>(target + c, target_step, left, left_step, whole.from(c), rows, depth);
+  for (; c < columns; c++) dot_any_rows_k<1, N>(target + c, target_step, left, left_step, whole.from(c), rows, depth);
 }
 
 template <int N, bool ADDS, class A, class L, class R>

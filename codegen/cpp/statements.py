@@ -321,7 +321,9 @@ class Statements:
             raise BuildError("a block of a matrix product whose operands are not dense", where=self.kernel.name)
 
         left = (s.left.row_stride,) if along == "k" else (s.left.row_stride, s.left.column_stride)
-        operands = [matrix(s.target, s.target.row_stride), matrix(s.left, *left), matrix(s.right, step)]
+        right = ", ".join([matrix(s.right, step), *map(identifier, s.listed)])
+        right = f"listed({right})" if s.listed else right
+        operands = [matrix(s.target, s.target.row_stride), matrix(s.left, *left), right]
         few = isinstance(s.rows, int) and s.rows <= FEW_ROWS  # a template parameter
         sizes = [*(() if few else (s.rows,)), s.columns, s.depth]
         arguments = ", ".join([*operands, *map(CPP.print, sizes)])

@@ -287,7 +287,7 @@ class Matrix:
 class Dot(Statement):
     """``target[m, n] = Σ_k left[m, k] · right[k, n]``: one block of a matrix product, summed in the target's type."""
 
-    LOADED, STORED = ("left", "right"), ("target",)
+    LOADED, STORED = ("left", "right", "listed"), ("target",)
     target: Matrix
     left: Matrix
     right: Matrix
@@ -298,6 +298,8 @@ class Dot(Statement):
     """Add the sums to the target."""
     any_rows: bool = False
     """Few rows are as likely as many; which, is known only at run time (C++)."""
+    listed: tuple[str, ...] = ()
+    """A buffer that lists the numbers of the right operand's rows in memory, and of some rows more (C++)."""
 
 
 @dataclass(frozen=True)
@@ -366,9 +368,8 @@ class Loop(Statement):
     ``grid`` iterations are independent and run in parallel (threads of a team, Triton programs); grid loops are the
     outermost and nest perfectly; other statements (C++), or another grid (Triton), may follow them and see their
     stores. ``dynamic`` iterations, from 0 in steps of 1, are independent as well: each part of a grid over ``PARTS``
-    takes the next one that is left. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step``
-    elements, the last one partly filled; inside it names are tiles, and the axis is the first element of the
-    tile plus the lane.
+    takes the next one that is left. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step`` elements,
+    the last one partly filled; inside it names are tiles, and the axis is the first element of the tile plus the lane.
     """
 
     BODY = ("body",)

@@ -295,9 +295,9 @@ def scale_behind(
 
 
 def _loaded_codes(item: IndexedExpr) -> IndexedExpr | None:
-    """Return the load of int8 or uint8 that an operand is, but for casts that keep its value."""
+    """Return the load or lookup of int8 or uint8 that an operand is, but for casts that keep its value."""
     item = uncast(item)
-    return item if item.kind == "load" and item.dtype in (I8, U8) else None
+    return item if item.kind in _READ and item.dtype in (I8, U8) else None
 
 
 def _bytes(item: IndexedExpr) -> int:

@@ -1,8 +1,7 @@
 """Attention over pages of a pool: read through the table in one kernel, whatever its spelling, and never gathered."""
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,12 +14,12 @@ from fusec.analysis.memory import moved_bytes
 from fusec.codegen.cpp.schedules import attention
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.emitter import Emitter
-from fusec.codegen.tile.kernel import Constant, walk
+from fusec.codegen.tile.kernel import Buffer, Constant, Dot, walk
 from fusec.codegen.triton.check import check_region
 from fusec.compiler import Compiled
 from fusec.dynamo import backend, compiled_graphs
-from fusec.ir.types import I64
-from fusec.loops.indexing import DynamicIndex, IndexedExpr
+from fusec.ir.types import I8, I64
+from fusec.loops.indexing import DynamicIndex
 from fusec.reference.contract import compare_outputs
 from tests.codegen.test_attention import compiled, kernels, passes
 from tests.codegen.triton_regions import regions_of
@@ -147,25 +146,30 @@ def test_few_queries_multiply_rows_where_they_are(shared: int, width: int, count
     inputs = (q, keys, values, places, torch.tensor([count, count - 1]))
     result = compiled(of_rows, inputs)
     (kernel,) = (k for k in result.program.kernels.values() if k.kind == "attention")
-    assert {"ComputedDot", "ColumnDot"} <= {type(s).__name__ for s in walk(kernel.body)}
+    products = [s for s in walk(kernel.body) if isinstance(s, Dot)]
+    assert len(products) == 2 and all(product.listed for product in products)
     assert passes(of_rows, result, inputs) and unproven_accesses(kernel) == []
 
 
-@pytest.mark.parametrize("fault", ["the next row", "the next block"])
-def test_a_list_of_other_rows_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = attention._AlongKeys._listed
+@pytest.mark.parametrize("spelling", [pages, rows])
+@pytest.mark.parametrize("fault", ["the row before", "the rows ahead"])
+def test_a_list_of_other_rows_is_found(fault: str, spelling: Spelling, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_list = attention._AlongKeys._list
 
-    @contextmanager
-    def wrong(self: Any, item: IndexedExpr) -> Iterator[None]:
-        with listed(self, item):
-            ((value, (buffer, place)),) = self.emitter.kept.items()
-            shifted = place + (1 if fault == "the next row" else self.keys)
-            self.emitter.kept = {value: (buffer, sympy.Min(shifted, buffer.numel - 1))}
-            yield
+    def wrong(self: Any, number: Callable[[], str]) -> Buffer:
+        def other() -> str:
+            found = number()
+            if fault == "the row before":
+                found = self.emitter.compute("sub", found, Constant(1), dtype=I64)
+            # Rows ahead are listed as 0.
+            end = "maximum" if fault == "the row before" else "minimum"
+            return str(self.emitter.compute(end, found, Constant(0), dtype=I64))
 
-    monkeypatch.setattr(attention._AlongKeys, "_listed", wrong)
+        return write_list(self, other)
+
+    monkeypatch.setattr(attention._AlongKeys, "_list", wrong)
     inputs = sample(1)
-    assert not passes(pages, compiled(pages, inputs), inputs)
+    assert not passes(spelling, compiled(spelling, inputs), inputs)
 
 
 def test_a_lookup_of_each_column_is_no_row() -> None:
@@ -233,6 +237,16 @@ def test_codes_in_pages_are_unpacked_in_the_kernel(queries: int) -> None:
     inputs = (q, keys, values, torch.rand(PAGES, PAGE, HEADS) / 30, table, lengths)
     result = compiled(unpacked, inputs)
     assert is_read_through_the_table(result) and passes(unpacked, result, inputs)
+    if queries == 1:
+        assert codes_are_multiplied(result)
+
+
+def codes_are_multiplied(result: Compiled) -> bool:
+    """Return whether both products of attention read rows where they are, and their scales follow behind."""
+    (kernel,) = (k for k in result.program.kernels.values() if k.kind == "attention")
+    types = {buffer.name: buffer.dtype for buffer in kernel.buffers}
+    products = [s for s in walk(kernel.body) if isinstance(s, Dot)]
+    return [types[s.right.buffer] for s in products] == [I8, I8] and all(s.listed for s in products)
 
 
 @pytest.mark.parametrize("queries", [1, 40])

@@ -6,7 +6,7 @@ read and results written along the head, which is contiguous in memory, where ro
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import BF16, BOOL, F32, I64, DType, Size
 from fusec.loops.affine import Axis
 from fusec.loops.attention import FEW_QUERIES, Attention, Elements, has_rows, scale_behind
-from fusec.loops.indexing import IndexedExpr, LoopNest, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, stride, walk
 from fusec.loops.visible import Mask
 
 _QUERIES = 64
@@ -174,10 +174,12 @@ class _AlongKeys(BlockedAttention):
         super().__init__(emitter, nest, attention, tiling)
         # With so few queries, unpacking takes longer than the products.
         key, scale = scale_behind(attention.key, attention.depth)
-        if self.is_in_place(key[0]) and has_rows(key[0], attention.depth.axes[-1], attention.keys[-1]):
+        contiguous = self.is_in_place(key[0]) and has_rows(key[0], attention.depth.axes[-1], attention.keys[-1])
+        if contiguous or self._are_listed(key, attention.depth):
             self.key, self.key_scale = key, scale
         value, scale = scale_behind(attention.value, attention.columns)
-        if self.is_in_place(value[0]) and has_rows(value[0], attention.columns.axes[-1]):
+        contiguous = self.is_in_place(value[0]) and has_rows(value[0], attention.columns.axes[-1])
+        if contiguous or self._are_listed(value, attention.columns):
             self.value, self.value_scale = value, scale
         self.outer = attention.batch
         self.row_count = math.prod(map(static_size, attention.queries))
@@ -191,7 +193,24 @@ class _AlongKeys(BlockedAttention):
         """Scratch for the places of a block of rows that are looked up."""
 
     def is_unpacked(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
-        return super().is_unpacked(items, elements) and not self._are_computed(items, elements)
+        in_place = self._are_listed(items, elements) or self._are_computed(items, elements)
+        return super().is_unpacked(items, elements) and not in_place
+
+    def _are_listed(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
+        """Return whether keys or values are rows of a tensor at distances that only an index has, such as of pages."""
+        item, index = items[0], items[0].dynamic_index
+        if item.kind != "lookup" or index is None or index.value.axes.isdisjoint((self.key_axis, *self.parts.keys)):
+            return False
+        return _are_rows(items, elements) and has_rows(item, *elements.axes) and self._step(item) is not None
+
+    def _step(self, item: IndexedExpr) -> Size | None:
+        """Return the distance of which those of all rows that are looked up are multiples; None if it is not known."""
+        (row,) = item.bound
+        steps = [step for step in (stride(item, row), *(stride(item, axis) for axis in self.parts.keys)) if step != 0]
+        if len(steps) == 1:
+            return steps[0]
+        known = [step for step in steps if isinstance(step, int)]
+        return math.gcd(*known) if known and len(known) == len(steps) else None
 
     def _are_computed(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
         """Return whether products compute keys or values in registers: looked up, or unpacked for few queries.
@@ -201,13 +220,13 @@ class _AlongKeys(BlockedAttention):
         """
         in_order = all(item.dynamic_index is None for item in walk(items))
         unpacked = items[0].kind == "pointwise" and self.row_count <= _MOST_UNPACKED and self.dtype == F32
-        return _are_rows(items, elements) or (in_order and unpacked)
+        return not self._are_listed(items, elements) and (_are_rows(items, elements) or (in_order and unpacked))
 
     @property
     def query_dtype(self) -> DType:
         """Type of the queries in scratch: bfloat16 where they are, and the machine multiplies pairs of it."""
         parts, computed = self.parts, self._are_computed(self.key, self.parts.depth)
-        in_pairs = self.row_count >= LEAST_PAIRED if computed else _is_row(self.key[0], parts.depth)
+        in_pairs = self.row_count >= LEAST_PAIRED if computed else self._are_contiguous(self.key, parts.depth)
         exact = not parts.factors and all(item.dtype == BF16 for item in (*parts.query, *self.key))
         return BF16 if self.tiling.bf16_products and in_pairs and exact else self.dtype
 
@@ -215,8 +234,13 @@ class _AlongKeys(BlockedAttention):
     def weight_dtype(self) -> DType:
         """Type of the weights in scratch: bfloat16 where the model rounds them, and pairs of values are multiplied."""
         rounded = all(item.dtype == BF16 for item in (self.parts.weights, *self.value))
-        in_pairs = self.tiling.bf16_products and _is_row(self.value[0], self.parts.columns)
+        in_pairs = self.tiling.bf16_products and self._are_contiguous(self.value, self.parts.columns)
         return BF16 if rounded and in_pairs else self.dtype
+
+    def _are_contiguous(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
+        """Return whether products load keys or values as rows that are contiguous in memory."""
+        in_place = items[0].kind == "load" or self._are_listed(items, elements)
+        return in_place and has_rows(items[0], elements.axes[-1])
 
     def _worthwhile_shares(self) -> int:
         """Return the number of key splits that occupies all cores equally; 1 if the batch suffices or is symbolic."""
@@ -259,8 +283,10 @@ class _AlongKeys(BlockedAttention):
         emitter, depth, target = self.emitter, self.parts.depth, _rows(self.scores, self.keys)
         left = _rows(queries, self.depth)
         if not self._are_computed(self.key, depth):
-            right = _transposed(self.matrix(self.key, depth))
-            emitter.inner.append(Dot(target, left, right, self.row_count, self.key_count, self.depth))
+            with self._rows_listed(self.key, depth) as listed:
+                right = _transposed(self.matrix(self.key, depth))
+            sizes = self.row_count, self.key_count, self.depth
+            emitter.inner.append(Dot(target, left, right, *sizes, listed=listed))
             return
         lefts = _segments(left, depth.segments, self.depth)
         block = Block(self.key_axis, *self.block_keys_range(), self.keys)
@@ -272,8 +298,10 @@ class _AlongKeys(BlockedAttention):
         emitter, columns, left = self.emitter, self.parts.columns, _rows(self.weights, self.keys)
         target = Matrix(self.sums, self.slot(self.row_count * self.columns), self.columns, 1)
         if not self._are_computed(self.value, columns):
-            right = self.matrix(self.value, columns)
-            emitter.inner.append(Dot(target, left, right, self.row_count, self.columns, self.key_count, True))
+            with self._rows_listed(self.value, columns) as listed:
+                right = self.matrix(self.value, columns)
+            sizes = self.row_count, self.columns, self.key_count
+            emitter.inner.append(Dot(target, left, right, *sizes, adds=True, listed=listed))
             return
         *groups, last = columns.axes
         targets = _segments(target, columns.segments, self.columns)
@@ -296,6 +324,36 @@ class _AlongKeys(BlockedAttention):
         assert isinstance(rows, Loop)
         return rows, values
 
+    def matrix(self, items: tuple[IndexedExpr, ...], elements: Elements) -> Matrix:
+        if not self._are_listed(items, elements):
+            return super().matrix(items, elements)
+        (item,) = items
+        offset = self._first(item, (*item.bound, self.key_axis, *elements.axes))
+        return Matrix(self.emitter.buffers[item.value].name, offset, self._step(item) or 0, 1)
+
+    def _first(self, item: IndexedExpr, axes: Iterable[Axis]) -> sympy.Expr:
+        """Return the offset of a load at the start of some axes."""
+        start = dict.fromkeys(map(self.emitter.axis_symbol, axes), 0)
+        return sympy.expand(self.emitter.offset(item.index, item.value.tensor).subs(start))
+
+    @contextmanager
+    def _rows_listed(self, items: tuple[IndexedExpr, ...], elements: Elements) -> Iterator[tuple[str, ...]]:
+        """Yield the buffer that lists the rows of a block; none where they follow one another."""
+        if not self._are_listed(items, elements):
+            yield ()
+            return
+        item, emitter = items[0], self.emitter
+        index, step, axes = item.dynamic_index, self._step(item), (*item.bound, *elements.axes)
+        assert index is not None and step is not None
+        ratio = sympy.expand(stride(item, item.bound[0]) / sympy.sympify(step))
+        inside = sympy.expand((self._first(item, axes) - self._first(item, (*axes, self.key_axis))) / step)
+
+        def number() -> str:
+            row = emitter.compute("mul", str(emitter.dynamic_index(index)), emitter.number(ratio), dtype=I64)
+            return emitter.compute("add", row, emitter.number(inside), dtype=I64)
+
+        yield (self._list(number).name,)
+
     @contextmanager
     def _listed(self, item: IndexedExpr) -> Iterator[None]:
         """Keep the places of a block of rows in scratch, where they are looked up, and of some ahead to prefetch."""
@@ -303,16 +361,23 @@ class _AlongKeys(BlockedAttention):
         if index is None or index.value.axes.isdisjoint((keys, *self.parts.keys)):  # one for all keys
             yield
             return
+        places = self._list(lambda: str(emitter.dynamic_index(index)))
+        kept = places, emitter.axis_symbol(keys) - self.first_key
+        emitter.kept, emitter.kept_in_range = {index.value: kept}, {(index.value, index.length)}
+        yield
+        emitter.kept, emitter.kept_in_range = {}, set()
+
+    def _list(self, number: Callable[[], str]) -> Buffer:
+        """Store a number for each key of the block, and of some ahead, which is emitted in a loop over them."""
+        emitter, keys = self.emitter, self.key_axis
         most, place = self.keys + AHEAD_ROWS, emitter.axis_symbol(keys) - self.first_key
         stop = sympy.Min(self.first_key + most, self.last_key)
         self.places = self.places or emitter.add_scratch(I64, most, "places")
         with emitter.loop(keys, "tile", self.tiling.lanes, self.first_key, stop):
-            self.store(self.places.name, place, str(emitter.dynamic_index(index)))
+            self.store(self.places.name, place, number())
         with emitter.loop(keys, "tile", self.tiling.lanes, sympy.Max(self.first_key, stop), self.first_key + most):
             self.store(self.places.name, place, Constant(0))
-        emitter.kept, emitter.kept_in_range = {index.value: (self.places, place)}, {(index.value, index.length)}
-        yield
-        emitter.kept, emitter.kept_in_range = {}, set()
+        return self.places
 
     def grid(self) -> tuple[Statement, ...]:
         loops: list[tuple[str, Size]] = [(self.emitter.axis_name(a), a.size) for a in self.outer]
@@ -354,10 +419,6 @@ def _are_rows(items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
         and len(elements.axes) == elements.segments == 1
         and index.value.axes.isdisjoint(elements.axes)
     )
-
-
-def _is_row(item: IndexedExpr, elements: Elements) -> bool:
-    return item.kind == "load" and has_rows(item, elements.axes[-1])
 
 
 def _segments(matrix: Matrix, count: int, length: int) -> tuple[Matrix, ...]:
