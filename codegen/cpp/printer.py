@@ -7,7 +7,7 @@ import sympy
 
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, scalar_type
 from fusec.codegen.cpp.operations import print_operation
-from fusec.codegen.cpp.statements import COMBINE, PAIRED_LANES, Statements, defining, matrix, stride_along
+from fusec.codegen.cpp.statements import COMBINE, PAIRED_LANES, Statements, matrix, stride_along
 from fusec.codegen.tile.kernel import (
     PARTS,
     Buffer,
@@ -43,8 +43,6 @@ PARTIALS = 4
 """Independent accumulators of a reduction loop: an addition takes about 4 cycles, and one starts every cycle."""
 AHEAD_BYTES = 16 << 10
 """Distance of prefetches: what a core reads in about 1 µs, several times the latency of memory."""
-AHEAD_ROWS = 32
-"""Distance of prefetches of rows that are looked up, which may lie anywhere."""
 LIGHT_COST = 12
 """Cost of a loop body above which its own arithmetic hides the latency of the update."""
 
@@ -295,9 +293,7 @@ class _Printer(Statements):
         self._run(statement for loop in outer for statement in loop.body if not isinstance(statement, Loop))
         self.tiles.append(tile)
         self._run(statement for statement in tile.body if not isinstance(statement, Loop))
-        scratch = dict.fromkeys(x for s in inner.body for x in s.loads if self.buffers[x].role == "scratch")
-        captures = ", ".join(["=", *(f"&{identifier(buffer)}" for buffer in scratch)])  # arrays are not copied
-        self._open(f"return [{captures}]({k}, auto* values) LANEWISE {{")
+        self._open(f"return [=]({k}, auto* values) LANEWISE {{")
         self._run([*first, *inner.body])
         for i, value in enumerate(s.values):
             self.line(f"values[{i}] = {identifier(value)};")
@@ -305,8 +301,7 @@ class _Printer(Statements):
         self._close("};")
         streams = self._streams(inner, inner)
         by_step = str(not streams).lower()
-        places = [*first, *defining(streams, inner.body)] if streams else []
-        line = self._print_fetch(streams or self._streams(tile, tile), (column, step, k), places)
+        line = self._print_fetch(streams or self._streams(tile, tile), (column, step, k), first if streams else [])
         self.tiles.pop()
         left = MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]
         lefts = ", ".join(f"{{{matrix(m, m.row_stride, m.column_stride)}}}" for m in s.lefts)
@@ -347,28 +342,27 @@ class _Printer(Statements):
         """
         self.tiles.append(tile)
         loads = self._streams(tile, column)
-        places = defining(loads, column.body)
-        served = self._print_fetch(loads, at, places)
+        served = self._print_fetch(loads, at)
         self.tiles.pop()
         lanes, length = int(tile.step), int(tile.stop)
         steps = [self.buffers[x.buffer].dtype.bytes * stride_along(x.offset, column.axis) for x in loads]
         longest = max((int(step) for step in steps if step.is_Integer), default=0)
-        ahead = AHEAD_ROWS if places else AHEAD_BYTES // longest if longest > 0 else 0
+        ahead = AHEAD_BYTES // longest if longest > 0 else 0
         return max(min(served, length // lanes * lanes), lanes), ahead
 
     def _streams(self, loop: Loop, rows: Loop) -> list[Load]:
         """Return the loads of a loop's own body that are contiguous along the open tile loop.
 
-        Those of rows that are looked up are left out, unless places are listed in scratch: there are some ahead.
+        Those of rows that are looked up are left out, as it is not known where the next ones are.
         """
         loads = [load for load in loop.body if isinstance(load, Load) and self.strides_one(load)]
-        found = (buffer for place in defining(loads, rows.body) for buffer in place.loads)
-        return loads if all(self.buffers[buffer].role == "scratch" for buffer in found) else []
+        found = {statement.result for statement in rows.body}
+        return [load for load in loads if found.isdisjoint(map(str, load.offset.free_symbols))]
 
-    def _print_fetch(self, loads: list[Load], at: Sequence[str], places: Sequence[Statement]) -> int:
-        """Print the prefetch of loads, whose places are computed first, as a lambda; return the elements it serves."""
+    def _print_fetch(self, loads: list[Load], at: Sequence[str], first: Sequence[Statement] = ()) -> int:
+        """Print the prefetch of loads, behind some statements, as a lambda; return the elements it serves."""
         self._open(f"const auto fetch = [&]({', '.join(at)}) LANEWISE {{")
-        self._run(places)
+        self._run(first)
         for load in loads:
             self.prefetch(load.buffer, load.offset)
         self._close("};")

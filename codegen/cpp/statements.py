@@ -1,7 +1,6 @@
 """One statement of a tile program as lines of C++: loads, stores, arithmetic, reductions, products."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import singledispatchmethod
 
 import sympy
@@ -388,26 +387,6 @@ def stride_along(offset: sympy.Expr, axis: str) -> sympy.Expr:
 def _axis_in(offset: sympy.Expr, name: str) -> sympy.Symbol:
     """Return the symbol of an axis, as an offset has it."""
     return next((s for s in offset.free_symbols if str(s) == name), index_symbol(name))
-
-
-def defining(loads: Iterable[Load], statements: Sequence[Statement]) -> list[Statement]:
-    """Return those of some statements that prefetches of loads depend on, in order.
-
-    A prefetch may leave its buffer, so an index is clamped only where another load depends on it.
-    """
-    places, needed = _symbols(load.offset for load in loads), set[str]()
-    found: list[Statement] = []
-    for s in reversed(statements):
-        if s.result in places | needed:
-            if isinstance(s, ClampIndex) and s.result not in needed:
-                s = replace(s, bounded=True)
-            found.insert(0, s)
-            needed |= {*s.reads} | _symbols(s.indices)
-    return found
-
-
-def _symbols(expressions: Iterable[sympy.Expr]) -> set[str]:
-    return {str(symbol) for expression in expressions for symbol in expression.free_symbols}
 
 
 def _print_cast(text: str, source: DType | None, s: Compute) -> str:

@@ -109,8 +109,6 @@ class Emitter(Indices):
         """For operands of products: the rows of transposed blocks in which it may be prepacked; 0 for none."""
         self.kept: dict[IndexedExpr, tuple[Buffer, sympy.Expr]] = {}
         """Values in scratch: buffer and offset."""
-        self.kept_in_range: set[tuple[IndexedExpr, Size]] = set()
-        """The dynamic indices among them, and the lengths that they are clamped to."""
         self.levels = [_Level(frozenset())]
         self._count = 0
 
@@ -294,9 +292,8 @@ class Emitter(Indices):
         level = self.levels[self._level(index.value, (value,))]
         if (value, index.length) not in level.clamped:
             name = level.clamped[value, index.length] = self.fresh("index")
-            bounded = index.is_bounded or (index.value, index.length) in self.kept_in_range
-            checks = () if bounded else self.guard(index, value)
-            level.statements += (*checks, ClampIndex(name, value, index.length, bounded))
+            checks = () if index.is_bounded else self.guard(index, value)
+            level.statements += (*checks, ClampIndex(name, value, index.length, index.is_bounded))
         return index_symbol(level.clamped[value, index.length])
 
     def bound(self, value: Operand, dtype: DType) -> sympy.Symbol:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,11 @@ from fusec.analysis.memory import moved_bytes
 from fusec.codegen.cpp.schedules import attention
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.emitter import Emitter
-from fusec.codegen.tile.kernel import Buffer, Constant, Dot, walk
+from fusec.codegen.tile.kernel import Constant, Dot, walk
 from fusec.codegen.triton.check import check_region
 from fusec.compiler import Compiled
 from fusec.dynamo import backend, compiled_graphs
-from fusec.ir.types import I8, I64
+from fusec.ir.types import BF16, F16, F32, I8, I64, DType
 from fusec.loops.indexing import DynamicIndex
 from fusec.reference.contract import compare_outputs
 from tests.codegen.test_attention import compiled, kernels, passes
@@ -26,6 +27,7 @@ from tests.codegen.triton_regions import regions_of
 from tests.combinations import named, rotating
 
 PAGES, PAGE, HEADS, WIDTH, SHARED = 20, 16, 2, 32, 4
+DTYPES = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 Spelling = Callable[..., Tensor]
 
 
@@ -103,6 +105,16 @@ def test_pages_are_read_in_the_kernel(spelling: Spelling, queries: int, dtype: t
     inputs = sample(queries, dtype, spelling)
     result = compiled(spelling, inputs)
     assert is_read_through_the_table(result) and passes(spelling, result, inputs)
+    if queries == 1:
+        assert types_of_rows(result) == [DTYPES[dtype]] * 2
+
+
+def types_of_rows(result: Compiled) -> list[DType]:
+    """Return the types of the operands of attention's products that are rows of memory, listed by their numbers."""
+    (kernel,) = (k for k in result.program.kernels.values() if k.kind == "attention")
+    types = {buffer.name: buffer.dtype for buffer in kernel.buffers if buffer.role == "input"}
+    products = [s for s in walk(kernel.body) if isinstance(s, Dot)]
+    return [types[s.right.buffer] for s in products if s.listed]
 
 
 def test_a_neighbouring_page_is_found() -> None:
@@ -121,8 +133,6 @@ def test_an_emitter_that_takes_the_next_page_is_found(
     found = Emitter.dynamic_index
 
     def following(self: Emitter, index: DynamicIndex) -> sympy.Expr:
-        if (index.value, index.length) in self.kept_in_range:
-            return found(self, index)
         value = self.compute("add", str(found(self, index)), Constant(1), dtype=I64)
         return self.within(self.compute("minimum", value, Constant(int(index.length) - 1), dtype=I64), index.length)
 
@@ -146,30 +156,30 @@ def test_few_queries_multiply_rows_where_they_are(shared: int, width: int, count
     inputs = (q, keys, values, places, torch.tensor([count, count - 1]))
     result = compiled(of_rows, inputs)
     (kernel,) = (k for k in result.program.kernels.values() if k.kind == "attention")
-    products = [s for s in walk(kernel.body) if isinstance(s, Dot)]
-    assert len(products) == 2 and all(product.listed for product in products)
+    assert types_of_rows(result) == [F32] * 2
     assert passes(of_rows, result, inputs) and unproven_accesses(kernel) == []
 
 
 @pytest.mark.parametrize("spelling", [pages, rows])
 @pytest.mark.parametrize("fault", ["the row before", "the rows ahead"])
 def test_a_list_of_other_rows_is_found(fault: str, spelling: Spelling, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_list = attention._AlongKeys._list
+    number = attention._AlongKeys._number
 
-    def wrong(self: Any, number: Callable[[], str]) -> Buffer:
-        def other() -> str:
-            found = number()
-            if fault == "the row before":
-                found = self.emitter.compute("sub", found, Constant(1), dtype=I64)
-            # Rows ahead are listed as 0.
-            end = "maximum" if fault == "the row before" else "minimum"
-            return str(self.emitter.compute(end, found, Constant(0), dtype=I64))
+    def other(self: Any, *args: Any) -> str:
+        found = number(self, *args)
+        if fault == "the rows ahead":  # which are listed as 0
+            return str(self.emitter.compute("minimum", found, Constant(0), dtype=I64))
+        before = self.emitter.compute("sub", found, Constant(1), dtype=I64)
+        return str(self.emitter.compute("maximum", before, Constant(0), dtype=I64))
 
-        return write_list(self, other)
-
-    monkeypatch.setattr(attention._AlongKeys, "_list", wrong)
+    monkeypatch.setattr(attention._AlongKeys, "_number", other)
     inputs = sample(1)
     assert not passes(spelling, compiled(spelling, inputs), inputs)
+
+
+def test_as_many_rows_are_listed_ahead_as_are_prefetched() -> None:
+    text = Path(attention.__file__).parents[1].joinpath("panel.h").read_text(encoding="utf-8")
+    assert f"int ahead = {attention._AHEAD};" in text
 
 
 def test_a_lookup_of_each_column_is_no_row() -> None:
@@ -199,7 +209,7 @@ def last_heads(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("spelling", [heads_of, last_heads])
 def test_heads_are_looked_up_for_few_queries(spelling: Spelling) -> None:
-    """One index for all keys of a head: there is no list of places."""
+    """One index for all keys of a head."""
     count = 3 if spelling is heads_of else 8
     q, (k, v) = torch.randn(2, count, 4, WIDTH), torch.randn(2, 2, 4, 40, WIDTH)
     inputs = (q, k, v, torch.tensor([[3, 0, 1], [1, 2, 0]]))
@@ -238,15 +248,7 @@ def test_codes_in_pages_are_unpacked_in_the_kernel(queries: int) -> None:
     result = compiled(unpacked, inputs)
     assert is_read_through_the_table(result) and passes(unpacked, result, inputs)
     if queries == 1:
-        assert codes_are_multiplied(result)
-
-
-def codes_are_multiplied(result: Compiled) -> bool:
-    """Return whether both products of attention read rows where they are, and their scales follow behind."""
-    (kernel,) = (k for k in result.program.kernels.values() if k.kind == "attention")
-    types = {buffer.name: buffer.dtype for buffer in kernel.buffers}
-    products = [s for s in walk(kernel.body) if isinstance(s, Dot)]
-    return [types[s.right.buffer] for s in products] == [I8, I8] and all(s.listed for s in products)
+        assert types_of_rows(result) == [I8] * 2, "scales are multiplied behind the products"
 
 
 @pytest.mark.parametrize("queries", [1, 40])

@@ -6,13 +6,12 @@ read and results written along the head, which is contiguous in memory, where ro
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
 import sympy
 
-from fusec.codegen.cpp.printer import AHEAD_ROWS
 from fusec.codegen.cpp.schedules.blocked_attention import SHARE, BlockedAttention
 from fusec.codegen.cpp.schedules.blocks import Block
 from fusec.codegen.cpp.schedules.computed import computed_right, emit_rights
@@ -44,6 +43,8 @@ _KEYS = 64
 _KEYS_OF_FEW = 256
 _MOST_UNPACKED = 8
 """The most queries beside which keys and values are unpacked in registers: for each of them once."""
+_AHEAD = 32
+"""Rows that are looked up ahead, as ``ListedRows`` (panel.h) prefetches them."""
 _SHARED_KEYS = 512
 """The fewest keys of an iteration, where keys are split."""
 
@@ -175,11 +176,11 @@ class _AlongKeys(BlockedAttention):
         # With so few queries, unpacking takes longer than the products.
         key, scale = scale_behind(attention.key, attention.depth)
         contiguous = self.is_in_place(key[0]) and has_rows(key[0], attention.depth.axes[-1], attention.keys[-1])
-        if contiguous or self._are_listed(key, attention.depth):
+        if contiguous or self._are_looked_up(key, attention.depth):
             self.key, self.key_scale = key, scale
         value, scale = scale_behind(attention.value, attention.columns)
         contiguous = self.is_in_place(value[0]) and has_rows(value[0], attention.columns.axes[-1])
-        if contiguous or self._are_listed(value, attention.columns):
+        if contiguous or self._are_looked_up(value, attention.columns):
             self.value, self.value_scale = value, scale
         self.outer = attention.batch
         self.row_count = math.prod(map(static_size, attention.queries))
@@ -193,39 +194,22 @@ class _AlongKeys(BlockedAttention):
         """Scratch for the places of a block of rows that are looked up."""
 
     def is_unpacked(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
-        in_place = self._are_listed(items, elements) or self._are_computed(items, elements)
+        in_place = self._are_looked_up(items, elements) or self._are_computed(items)
         return super().is_unpacked(items, elements) and not in_place
 
-    def _are_listed(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
-        """Return whether keys or values are rows of a tensor at distances that only an index has, such as of pages."""
-        item, index = items[0], items[0].dynamic_index
-        if item.kind != "lookup" or index is None or index.value.axes.isdisjoint((self.key_axis, *self.parts.keys)):
-            return False
-        return _are_rows(items, elements) and has_rows(item, *elements.axes) and self._step(item) is not None
-
-    def _step(self, item: IndexedExpr) -> Size | None:
-        """Return the distance of which those of all rows that are looked up are multiples; None if it is not known."""
-        (row,) = item.bound
-        steps = [step for step in (stride(item, row), *(stride(item, axis) for axis in self.parts.keys)) if step != 0]
-        if len(steps) == 1:
-            return steps[0]
-        known = [step for step in steps if isinstance(step, int)]
-        return math.gcd(*known) if known and len(known) == len(steps) else None
-
-    def _are_computed(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
-        """Return whether products compute keys or values in registers: looked up, or unpacked for few queries.
+    def _are_computed(self, items: tuple[IndexedExpr, ...]) -> bool:
+        """Return whether products compute keys or values in registers: they are unpacked for few queries.
 
         There multiplication and addition are contracted, which is no error in float32, but is one of scales in float32
         where sums are float64.
         """
         in_order = all(item.dynamic_index is None for item in walk(items))
-        unpacked = items[0].kind == "pointwise" and self.row_count <= _MOST_UNPACKED and self.dtype == F32
-        return not self._are_listed(items, elements) and (_are_rows(items, elements) or (in_order and unpacked))
+        return in_order and items[0].kind == "pointwise" and self.row_count <= _MOST_UNPACKED and self.dtype == F32
 
     @property
     def query_dtype(self) -> DType:
         """Type of the queries in scratch: bfloat16 where they are, and the machine multiplies pairs of it."""
-        parts, computed = self.parts, self._are_computed(self.key, self.parts.depth)
+        parts, computed = self.parts, self._are_computed(self.key)
         in_pairs = self.row_count >= LEAST_PAIRED if computed else self._are_contiguous(self.key, parts.depth)
         exact = not parts.factors and all(item.dtype == BF16 for item in (*parts.query, *self.key))
         return BF16 if self.tiling.bf16_products and in_pairs and exact else self.dtype
@@ -239,8 +223,9 @@ class _AlongKeys(BlockedAttention):
 
     def _are_contiguous(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
         """Return whether products load keys or values as rows that are contiguous in memory."""
-        in_place = items[0].kind == "load" or self._are_listed(items, elements)
-        return in_place and has_rows(items[0], elements.axes[-1])
+        return self._are_looked_up(items, elements) or (
+            items[0].kind == "load" and has_rows(items[0], elements.axes[-1])
+        )
 
     def _worthwhile_shares(self) -> int:
         """Return the number of key splits that occupies all cores equally; 1 if the batch suffices or is symbolic."""
@@ -282,30 +267,27 @@ class _AlongKeys(BlockedAttention):
     def score(self, queries: str) -> None:
         emitter, depth, target = self.emitter, self.parts.depth, _rows(self.scores, self.keys)
         left = _rows(queries, self.depth)
-        if not self._are_computed(self.key, depth):
-            with self._rows_listed(self.key, depth) as listed:
-                right = _transposed(self.matrix(self.key, depth))
-            sizes = self.row_count, self.key_count, self.depth
+        if not self._are_computed(self.key):
+            sizes, listed = (self.row_count, self.key_count, self.depth), self._list(self.key, depth)
+            right = _transposed(self.matrix(self.key, depth))
             emitter.inner.append(Dot(target, left, right, *sizes, listed=listed))
             return
         lefts = _segments(left, depth.segments, self.depth)
         block = Block(self.key_axis, *self.block_keys_range(), self.keys)
-        with self._listed(self.key[0]):
-            rows, keys = computed_right(emitter, self.key, self.dtype, depth.axes, block, self.tiling.lanes)
+        rows, keys = computed_right(emitter, self.key, self.dtype, depth.axes, block, self.tiling.lanes)
         emitter.inner.append(ComputedDot(target, lefts, rows, keys, self.row_count))
 
     def weigh(self) -> None:
         emitter, columns, left = self.emitter, self.parts.columns, _rows(self.weights, self.keys)
         target = Matrix(self.sums, self.slot(self.row_count * self.columns), self.columns, 1)
-        if not self._are_computed(self.value, columns):
-            with self._rows_listed(self.value, columns) as listed:
-                right = self.matrix(self.value, columns)
-            sizes = self.row_count, self.columns, self.key_count
+        if not self._are_computed(self.value):
+            sizes, listed = (self.row_count, self.columns, self.key_count), self._list(self.value, columns)
+            right = self.matrix(self.value, columns)
             emitter.inner.append(Dot(target, left, right, *sizes, adds=True, listed=listed))
             return
         *groups, last = columns.axes
         targets = _segments(target, columns.segments, self.columns)
-        with self._listed(self.value[0]), self.serial(groups):
+        with self.serial(groups):
             place = self.position(Elements((*groups, last)), 0).subs(emitter.axis_symbol(last), 0)
             for value, segment in zip(self.value, targets, strict=True):
                 rows, values = self._computed_values(value, last)
@@ -325,59 +307,56 @@ class _AlongKeys(BlockedAttention):
         return rows, values
 
     def matrix(self, items: tuple[IndexedExpr, ...], elements: Elements) -> Matrix:
-        if not self._are_listed(items, elements):
+        if not self._are_looked_up(items, elements):
             return super().matrix(items, elements)
         (item,) = items
         offset = self._first(item, (*item.bound, self.key_axis, *elements.axes))
         return Matrix(self.emitter.buffers[item.value].name, offset, self._step(item) or 0, 1)
 
-    def _first(self, item: IndexedExpr, axes: Iterable[Axis]) -> sympy.Expr:
-        """Return the offset of a load at the start of some axes."""
-        start = dict.fromkeys(map(self.emitter.axis_symbol, axes), 0)
-        return sympy.expand(self.emitter.offset(item.index, item.value.tensor).subs(start))
-
-    @contextmanager
-    def _rows_listed(self, items: tuple[IndexedExpr, ...], elements: Elements) -> Iterator[tuple[str, ...]]:
-        """Yield the buffer that lists the rows of a block; none where they follow one another."""
-        if not self._are_listed(items, elements):
-            yield ()
-            return
-        item, emitter = items[0], self.emitter
-        index, step, axes = item.dynamic_index, self._step(item), (*item.bound, *elements.axes)
-        assert index is not None and step is not None
-        ratio = sympy.expand(stride(item, item.bound[0]) / sympy.sympify(step))
-        inside = sympy.expand((self._first(item, axes) - self._first(item, (*axes, self.key_axis))) / step)
-
-        def number() -> str:
-            row = emitter.compute("mul", str(emitter.dynamic_index(index)), emitter.number(ratio), dtype=I64)
-            return emitter.compute("add", row, emitter.number(inside), dtype=I64)
-
-        yield (self._list(number).name,)
-
-    @contextmanager
-    def _listed(self, item: IndexedExpr) -> Iterator[None]:
-        """Keep the places of a block of rows in scratch, where they are looked up, and of some ahead to prefetch."""
-        emitter, keys, index = self.emitter, self.key_axis, item.dynamic_index
-        if index is None or index.value.axes.isdisjoint((keys, *self.parts.keys)):  # one for all keys
-            yield
-            return
-        places = self._list(lambda: str(emitter.dynamic_index(index)))
-        kept = places, emitter.axis_symbol(keys) - self.first_key
-        emitter.kept, emitter.kept_in_range = {index.value: kept}, {(index.value, index.length)}
-        yield
-        emitter.kept, emitter.kept_in_range = {}, set()
-
-    def _list(self, number: Callable[[], str]) -> Buffer:
-        """Store a number for each key of the block, and of some ahead, which is emitted in a loop over them."""
-        emitter, keys = self.emitter, self.key_axis
-        most, place = self.keys + AHEAD_ROWS, emitter.axis_symbol(keys) - self.first_key
+    def _list(self, items: tuple[IndexedExpr, ...], elements: Elements) -> tuple[str, ...]:
+        """Store the numbers of the block's rows, and of some to prefetch; return where, or () if none are looked up."""
+        if not self._are_looked_up(items, elements):
+            return ()
+        (item,), emitter, keys = items, self.emitter, self.key_axis
+        most, place = self.keys + _AHEAD, emitter.axis_symbol(keys) - self.first_key
         stop = sympy.Min(self.first_key + most, self.last_key)
         self.places = self.places or emitter.add_scratch(I64, most, "places")
         with emitter.loop(keys, "tile", self.tiling.lanes, self.first_key, stop):
-            self.store(self.places.name, place, number())
+            self.store(self.places.name, place, self._number(item, elements))
         with emitter.loop(keys, "tile", self.tiling.lanes, sympy.Max(self.first_key, stop), self.first_key + most):
             self.store(self.places.name, place, Constant(0))
-        return self.places
+        return (self.places.name,)
+
+    def _number(self, item: IndexedExpr, elements: Elements) -> str:
+        """Emit the number of a key's row: its distance from the first element of the tensor, in steps."""
+        emitter, step, axes = self.emitter, self._step(item), (*item.bound, *elements.axes)
+        assert item.dynamic_index is not None and step is not None
+        in_order = sympy.expand((self._first(item, axes) - self._first(item, (*axes, self.key_axis))) / step)
+        looked_up = sympy.expand(stride(item, item.bound[0]) / sympy.sympify(step))
+        index = str(emitter.dynamic_index(item.dynamic_index))
+        row = emitter.compute("mul", index, emitter.number(looked_up), dtype=I64)
+        return emitter.compute("add", row, emitter.number(in_order), dtype=I64)
+
+    def _first(self, item: IndexedExpr, axes: Iterable[Axis]) -> sympy.Expr:
+        """Return the offset of an element where some axes start."""
+        start = dict.fromkeys(map(self.emitter.axis_symbol, axes), 0)
+        return sympy.expand(self.emitter.offset(item.index, item.value.tensor).subs(start))
+
+    def _are_looked_up(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
+        """Return whether keys or values are contiguous rows whose places an index has, as through a table of pages."""
+        item, index = items[0], items[0].dynamic_index
+        single = item.kind == "lookup" and len(elements.axes) == elements.segments == 1
+        if not single or index is None or not index.value.axes.isdisjoint(elements.axes):
+            return False
+        return has_rows(item, *elements.axes) and self._step(item) is not None
+
+    def _step(self, item: IndexedExpr) -> Size | None:
+        """Return the distance of which those between rows that are looked up are multiples; None if it is unknown."""
+        steps = [s for s in (stride(item, axis) for axis in (*item.bound, *self.parts.keys)) if s != 0]
+        if len(steps) == 1:
+            return steps[0]
+        known = [s for s in steps if isinstance(s, int)]
+        return math.gcd(*known) if known and len(known) == len(steps) else None
 
     def grid(self) -> tuple[Statement, ...]:
         loops: list[tuple[str, Size]] = [(self.emitter.axis_name(a), a.size) for a in self.outer]
@@ -409,16 +388,6 @@ class _AlongKeys(BlockedAttention):
         """Store ``a · fa + b · fb`` in place of ``a``, for two elements and their factors."""
         total = self.softmax.combine_sums((self.load(buffer, place) for place in places), factors)
         self.emitter.inner.append(Store(buffer, places[0], total))
-
-
-def _are_rows(items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
-    """Return whether each key or value is a row that is looked up, as through a table of pages."""
-    index = items[0].dynamic_index
-    return (
-        index is not None
-        and len(elements.axes) == elements.segments == 1
-        and index.value.axes.isdisjoint(elements.axes)
-    )
 
 
 def _segments(matrix: Matrix, count: int, length: int) -> tuple[Matrix, ...]:
