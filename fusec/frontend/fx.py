@@ -263,14 +263,22 @@ class Importer:
                 if isinstance(kept, Value) and leaf not in self.old and base(kept) is destination:
                     self.old[leaf] = self._clone(kept)
             newest = next((n.result for n in reversed(self.caches.made) if storage(n.result) is destination), None)
-            newest = destination if newest is None else self.low.reshape(newest, destination.shape)
+            newest = destination if newest is None else self._version(newest, destination)
             return self.low.emit("write", newest, value)
         try:
             scattered = self._scatter(node, flat, types) if node in self.caches.folded else None
-            return scattered or self.caches.lower(node, self.low, self.values)
+            written = scattered or self.caches.lower(node, self.low, self.values)
         except ImportFailure as reason:
             self._miss(node, "returns a new value, which is copied", reason)
-        return None
+            return None
+        in_place = written is not None and storage(written).producer is None
+        return self._version(written, self.values[node.args[0]]) if in_place else written  # type: ignore[arg-type, index]
+
+    def _version(self, value: Value, before: Value) -> Value:
+        """Return what an update makes of an input, or of a view of it, in the shape and strides that this has."""
+        value = self.low.reshape(value, before.shape)
+        value.type = before.type
+        return value
 
     def _scatter(self, node: Node, flat: list[Any], types: list[Type]) -> Value | None:
         """Import a scatter into an input as one that updates it in place; None where it is none."""
