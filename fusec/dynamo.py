@@ -238,7 +238,8 @@ def _lengths_of_bases(gm: GraphModule) -> dict[int, int]:
     """Return the length of each input that may be a base of others: flat, and read through views by strides."""
     nodes = enumerate(gm.graph.find_nodes(op="placeholder"))
     bases = {i: n.meta["val"] for i, n in nodes if any(u.target is torch.ops.aten.as_strided.default for u in n.users)}
-    return {i: v.shape[0] for i, v in bases.items() if v.ndim == 1 and isinstance(v.shape[0], int)}
+    tensors = ((i, v) for i, v in bases.items() if isinstance(v, torch.Tensor) and v.ndim == 1)
+    return {i: v.shape[0] for i, v in tensors if isinstance(v.shape[0], int)}
 
 
 def _recorded(compiled: Any, gm: GraphModule, static: frozenset[int] | None) -> Boxed:

@@ -38,7 +38,7 @@ from fusec.frontend.versions import SCATTERED
 from fusec.ir.graph import Graph, Value, base, storage
 from fusec.ir.ops import Trait
 from fusec.ir.types import ScalarType, Size, TensorType, Type, same_shape, same_size, simplify
-from fusec.loops.strides import dense
+from fusec.loops.strides import dense, memory_layout
 from fusec.remarks import Remarks
 
 PASS_NAME = "import"
@@ -352,7 +352,8 @@ class Importer:
         if value in self.low.fresh:
             if value.producer is not None and value.producer.has(Trait.WRITE) and not ty.same_memory(value.tensor):
                 raise ImportFailure(f"our result is {value.type}, eager's is {ty}", why="an update keeps its strides")
-            value.type = ty
+            # A view of an updated input lies in its memory, where torch predicts that of a new tensor.
+            value.type = memory_layout(value) if base(value).producer in self.caches.made else ty
         return value
 
     def _bind(self, node: Node, flat: list[Any], types: list[Type]) -> Call:

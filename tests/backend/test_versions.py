@@ -213,7 +213,14 @@ def set_in_all_and_in_part(kv: Tensor, k: Tensor, at: Tensor) -> Tensor:
     return kv[at] * 2
 
 
-@pytest.mark.parametrize("function", [set_and_added, set_in_all_and_in_part])
+def copied_to_rows_and_read(kv: Tensor, k: Tensor, at: Tensor) -> Tensor:
+    old = kv * 2
+    kv.flatten(0, 1).index_copy_(0, at, k)
+    kv[at, at % PAGE] = old[at, 0]
+    return kv + 1
+
+
+@pytest.mark.parametrize("function", [set_and_added, set_in_all_and_in_part, copied_to_rows_and_read])
 @pytest.mark.parametrize(
     "part", [(..., slice(WIDTH, None)), (..., slice(None, None, 2)), (slice(None, None, 2),)], ids=str
 )
