@@ -187,7 +187,7 @@ def _compile_aten(
             write(compiled)
         getattr(compiled, "remarks", [])[:0] = imported.remarks
         program = imported.callable(_recorded(compiled, gm, static) if config.cuda_graphs else compiled.program)
-        program = _for_positive_numbers(program, imported.graph, gm, config)
+        program = _for_assumed_calls(program, imported.graph, gm, config)
     except OptionError:
         raise
     except Exception as reason:
@@ -199,30 +199,47 @@ def _compile_aten(
     return program
 
 
-def _for_positive_numbers(program: Boxed, graph: Graph, gm: GraphModule, config: Config) -> Boxed:
-    """Return a program for positive values of symbolic numbers, as the IR assumes; other calls run through ATen."""
+def _for_assumed_calls(program: Boxed, graph: Graph, gm: GraphModule, config: Config) -> Boxed:
+    """Return a program for calls that are as the IR assumes; others run through ATen.
+
+    Symbolic numbers are positive. A base is as long as it was when the graph was compiled: AOTAutograd makes one of the
+    memory that inputs share, and while it compiles only as far as they reach.
+    """
     numbers = [v for v in graph.inputs if isinstance(v.type, ScalarType) and isinstance(v.type.expr, sympy.Symbol)]
-    if not numbers:
+    positions, lengths = [v.index for v in numbers], _lengths_of_bases(gm)
+    if not positions and not lengths:
         return program
-    positions, instead, reported = [v.index for v in numbers], _run_module(gm), list[str]()
+    instead, reported = _run_module(gm), list[str]()
 
     def run(args: list[Any]) -> list[Any]:
-        if all(args[i] > 0 for i in positions):
+        positive = all(args[i] > 0 for i in positions)
+        if positive and all(args[i].shape[0] == length for i, length in lengths.items()):
             return program(args)
-        found = ", ".join(f"{v.name}={args[v.index]}" for v in numbers if args[v.index] < 1)
+        found = "inputs that share a part of longer memory"
+        if not positive:
+            found = "a number that is not positive: "
+            found += ", ".join(f"{v.name}={args[v.index]}" for v in numbers if args[v.index] < 1)
         if config.strict:
             raise ImportFailure(
-                f"a graph is called with a number that is not positive: {found}",
-                why="size symbols are positive, and without `strict` ATen would run the graph",
-                fix="compile with dynamic=False, or hand it over as a tensor",
+                f"a graph is called with {found}",
+                why="kernels are for positive sizes and one length of memory; ATen runs others unless `strict`",
+                fix="compile with dynamic=False, or hand it over as a tensor" if not positive else "pass one tensor",
             )
         if not reported:
             reported.append(found)
-            _fallbacks.append(f"a number that is not positive: {found}")
-            logger.warning("fusec runs a graph through ATen where a number is not positive: %s", found)
+            _fallbacks.append(found)
+            logger.warning("fusec runs a graph through ATen where it is called with %s", found)
         return instead(args)
 
     return run
+
+
+def _lengths_of_bases(gm: GraphModule) -> dict[int, int]:
+    """Return the length of each input that may be a base of others: flat, and read through views by strides."""
+    nodes = enumerate(gm.graph.find_nodes(op="placeholder"))
+    bases = {i: n.meta["val"] for i, n in nodes if any(u.target is torch.ops.aten.as_strided.default for u in n.users)}
+    tensors = ((i, v) for i, v in bases.items() if isinstance(v, torch.Tensor) and v.ndim == 1)
+    return {i: v.shape[0] for i, v in tensors if isinstance(v.shape[0], int)}
 
 
 def _recorded(compiled: Any, gm: GraphModule, static: frozenset[int] | None) -> Boxed:

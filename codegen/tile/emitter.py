@@ -314,7 +314,8 @@ class Emitter(Indices):
         kept, self.kept = self.kept, {}  # scratch is still empty
         found: dict[IndexedExpr, dict[Size, int]] = {}
         for index in reversed(list(indices)):
-            found.setdefault(index.value, {})[index.length] = self.numbers[index.node]
+            if index.value.axes or 0 not in index.value.value.shape:  # no loop would skip the check of no index
+                found.setdefault(index.value, {})[index.length] = self.numbers[index.node]
         for value, numbers in found.items():
             with self._elements_to_check(value, lanes) as elements:
                 self.inner.extend(Check(e, length, n) for length, n in numbers.items() for e in elements)

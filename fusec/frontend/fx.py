@@ -38,7 +38,7 @@ from fusec.frontend.versions import SCATTERED
 from fusec.ir.graph import Graph, Value, base, storage
 from fusec.ir.ops import Trait
 from fusec.ir.types import ScalarType, Size, TensorType, Type, same_shape, same_size, simplify
-from fusec.loops.strides import dense
+from fusec.loops.strides import dense, memory_layout
 from fusec.remarks import Remarks
 
 PASS_NAME = "import"
@@ -263,14 +263,22 @@ class Importer:
                 if isinstance(kept, Value) and leaf not in self.old and base(kept) is destination:
                     self.old[leaf] = self._clone(kept)
             newest = next((n.result for n in reversed(self.caches.made) if storage(n.result) is destination), None)
-            newest = destination if newest is None else self.low.reshape(newest, destination.shape)
+            newest = destination if newest is None else self._version(newest, destination)
             return self.low.emit("write", newest, value)
         try:
             scattered = self._scatter(node, flat, types) if node in self.caches.folded else None
-            return scattered or self.caches.lower(node, self.low, self.values)
+            written = scattered or self.caches.lower(node, self.low, self.values)
         except ImportFailure as reason:
             self._miss(node, "returns a new value, which is copied", reason)
-        return None
+            return None
+        in_place = written is not None and storage(written).producer is None
+        return self._version(written, self.values[node.args[0]]) if in_place else written  # type: ignore[arg-type, index]
+
+    def _version(self, value: Value, before: Value) -> Value:
+        """Return what an update makes of an input, or of a view of it, in the shape and strides that this has."""
+        value = self.low.reshape(value, before.shape)
+        value.type = before.type
+        return value
 
     def _scatter(self, node: Node, flat: list[Any], types: list[Type]) -> Value | None:
         """Import a scatter into an input as one that updates it in place; None where it is none."""
@@ -344,7 +352,8 @@ class Importer:
         if value in self.low.fresh:
             if value.producer is not None and value.producer.has(Trait.WRITE) and not ty.same_memory(value.tensor):
                 raise ImportFailure(f"our result is {value.type}, eager's is {ty}", why="an update keeps its strides")
-            value.type = ty
+            # A view of an updated input lies in its memory, where torch predicts that of a new tensor.
+            value.type = memory_layout(value) if base(value).producer in self.caches.made else ty
         return value
 
     def _bind(self, node: Node, flat: list[Any], types: list[Type]) -> Call:

@@ -58,7 +58,7 @@ def _updates(old: Node, new: Any) -> list[Update] | None:
     """Return the updates that lead from an input to its new value; None where something else does."""
     found: list[Update] = []
     while (new := _before_reshapes(new)) is not old:
-        rows = _rows(new) if isinstance(new, Node) and new.op == "call_function" else None
+        rows = _rows(new, old) if isinstance(new, Node) and new.op == "call_function" else None
         if rows is None:
             return None
         found.insert(0, Update(new, rows))
@@ -72,9 +72,12 @@ def _is_read_before(version: Node, new: Node, back: Node, position: dict[Node, i
     return all(u.op != "output" and position[u] < position[new] for u in readers)
 
 
-def _rows(new: Node) -> Node | None:
-    """Return the node that places rows in a version, of which ``new`` is the next; None where none does."""
-    if new.target in _PARTS and new.args[0].meta["val"].is_contiguous():  # type: ignore[union-attr]
+def _rows(new: Node, old: Node) -> Node | None:
+    """Return the node that places rows in a version of an input, of which ``new`` is the next; None where none does.
+
+    Versions lie where the input does, whatever strides torch predicts for what is no update in place.
+    """
+    if new.target in _PARTS and all(node.meta["val"].is_contiguous() for node in (old, new.args[0])):  # type: ignore[union-attr]
         rows = _rows_of_part(new)
         if rows is not None:
             return rows

@@ -1,6 +1,7 @@
 """View and data-movement operations of ATen as reshape, permute, expand, slice, window and concat."""
 
 import sys
+from dataclasses import replace
 
 import sympy
 
@@ -155,6 +156,7 @@ def joined_rows(low: Lowering, x: Value, given: dict[int, Value]) -> tuple[Value
             index = low.reshape(index, (n, *(1 for other in between if other > d)))
         joined = low.emit("add", low.pointwise("mul", joined, n, dtype=I64), index)
     rows = low.reshape(x, (*x.shape[: dims[0]], product(x.shape[dims[0] : dims[-1] + 1]), *x.shape[dims[-1] + 1 :]))
+    rows.type = replace(rows.tensor, strides=(*strides[: dims[0]], *strides[dims[-1] :]))  # written in place, perhaps
     return rows, low.emit("where", inside, joined, low.number(-1, I64))
 
 

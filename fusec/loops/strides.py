@@ -1,6 +1,8 @@
 """Strides of views and of dense tensors."""
 
-from fusec.ir.graph import Node
+from dataclasses import replace
+
+from fusec.ir.graph import Node, Value
 from fusec.ir.types import Size, TensorType, contiguous_strides, same_size, simplify
 from fusec.loops.affine import at_least, divide
 
@@ -28,6 +30,13 @@ def view_layout(node: Node, type: TensorType) -> tuple[tuple[Size, ...], Size] |
         strides_ = _reshaped(type, node.attributes["shape"])
         return None if strides_ is None else (strides_, 0)
     return None
+
+
+def memory_layout(value: Value) -> TensorType:
+    """Return the type of a value, with strides in the memory of what it is a view of; its own where it is none."""
+    node = value.producer
+    layout = view_layout(node, memory_layout(node.operands[0])) if node is not None and node.is_alias else None
+    return value.tensor if layout is None else replace(value.tensor, strides=layout[0])
 
 
 def _reshaped(type: TensorType, shape: tuple[Size, ...]) -> tuple[Size, ...] | None:

@@ -5,7 +5,7 @@ from itertools import islice
 from fusec.analysis.memory import touched_bytes
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import I64, estimate, product
+from fusec.ir.types import I64, estimate, product, same_size
 from fusec.passes.canonicalize.rows import RowsOf, computed_from, has_uneven_parts
 from fusec.rewriting.driver import simplifies
 
@@ -26,7 +26,7 @@ def grouped_products(graph: Graph, node: Node) -> Value | None:
     device, (rows, *_), count = x.tensor.device, x.shape, matrices.shape[0]
     if device != "cpu" or (x.tensor.rank, matrices.tensor.rank, ends.tensor.rank) != (2, 3, 1) or ends.producer is None:
         return None
-    if not isinstance(count, int) or has_uneven_parts(matrices):
+    if not isinstance(count, int) or has_uneven_parts(matrices) or not same_size(x.shape[-1], matrices.shape[-2]):
         return None
     numbers = graph.add_node("iota", [], {"size": rows, "dtype": I64, "device": device}).result
     numbers = graph.add_node("reshape", [numbers], {"shape": (rows, 1)}).result

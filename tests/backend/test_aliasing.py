@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fusec import dynamo
 from tests.backend.agreement import check, same, sharing
 
 Change = Callable[[Tensor], object]
@@ -138,6 +139,22 @@ def test_inputs_that_overlap(backend: Any, function: Any, parts: Callable[[Tenso
         expected = function(*expected_parts)
     same([found, whole], [expected, expected_whole])
     assert sharing([found, whole]) == sharing([expected, expected_whole])
+
+
+def test_inputs_that_overlap_in_longer_memory_run_through_aten() -> None:
+    """Views of no tensor: of the memory that they share AOTAutograd knows only as much as they reach."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return x + y
+
+    whole, expected = torch.arange(32.0).view(8, 4), torch.arange(32.0).view(8, 4)
+    function(expected[:3], expected[1:4])
+    x, y = whole[:3].detach(), whole[1:4].detach()
+    with torch.no_grad():
+        torch.compile(function, backend="fusec")(x, y)
+    assert torch.equal(whole, expected)
+    assert dynamo.fallbacks() == ["inputs that share a part of longer memory"]
 
 
 def by_list(x: Tensor) -> None:

@@ -18,6 +18,7 @@ from tests.backend.agreement import check
 PAGES, PAGE, HEADS, WIDTH = 4, 4, 2, 8
 ROWS = torch.tensor([1, 3])
 SHAPE = (2, PAGES * PAGE, HEADS, WIDTH)
+EVERY_OTHER = slice(None, None, 2)
 
 
 def pool() -> Tensor:
@@ -198,6 +199,39 @@ def test_programs_of_reads_and_updates(seed: int) -> None:
     torch.manual_seed(seed)
     torch._dynamo.reset()
     check(backend_for(Config(strict=True)), Drawn(seed), pool(), rows(), ROWS)
+
+
+def set_and_added(kv: Tensor, k: Tensor, at: Tensor) -> Tensor:
+    kv[at, at % PAGE] = 2 * k
+    kv.index_put_((at % PAGES, at), k, accumulate=True)
+    return kv[at, at % PAGE] + 1
+
+
+def set_in_all_and_in_part(kv: Tensor, k: Tensor, at: Tensor) -> Tensor:
+    kv[:, :, at % HEADS, at] = 1
+    kv[0, at, at % HEADS] = k[:, 0]
+    return kv[at] * 2
+
+
+def copied_to_rows_and_read(kv: Tensor, k: Tensor, at: Tensor) -> Tensor:
+    old = kv * 2
+    kv.flatten(0, 1).index_copy_(0, at, k)
+    kv[at, at % PAGE] = old[at, 0]
+    return kv + 1
+
+
+@pytest.mark.parametrize("function", [set_and_added, set_in_all_and_in_part, copied_to_rows_and_read])
+@pytest.mark.parametrize(
+    "part", [(..., slice(WIDTH, None)), (..., slice(None, None, 2)), (slice(None, None, 2),)], ids=str
+)
+def test_versions_of_a_part_of_memory_lie_in_it(function: Callable[..., Tensor], part: tuple[slice, ...]) -> None:
+    wide = (1, 2) if part[0] is ... else (2, 1)
+    whole = torch.randn(PAGES * wide[0], PAGE, HEADS, WIDTH * wide[1])
+    eager, inputs = whole.clone(), (rows(), ROWS)
+    expected = function(eager[part], *inputs)
+    with torch.no_grad():
+        found = torch.compile(function, backend=backend_for(Config(strict=True)))(whole[part], *inputs)
+    torch.testing.assert_close([found, whole], [expected, eager])
 
 
 @pytest.mark.parametrize("late", [False, True])

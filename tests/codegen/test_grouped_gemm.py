@@ -100,6 +100,15 @@ def test_rows_behind_the_last_group_have_no_matrix() -> None:
     torch.testing.assert_close(y[:5], torch.cat([x[:2] @ w[0], x[2:5] @ w[2]]))
 
 
+def test_depths_that_are_equal_only_for_some_sizes_stay_the_librarys() -> None:
+    """Where all sizes are symbols, half of a gate's columns and the depth of the next matrices are two expressions."""
+    text = BEHIND.replace("graph behind(", "graph g(%n: int(s0), ").replace("f32[7, 8]", "f32[7, s0]")
+    graph = parse_graph(text.replace("%n: i32", "%c: i32").replace("cumsum(%n)", "cumsum(%c)"))
+    made = compile_graph(graph, Config(strict=True))
+    assert "opaque" in {step.kind for step in made.program.steps}
+    assert not made.remarks.of("failure")
+
+
 @both
 def test_a_matrix_that_does_not_exist_is_reported(target: str) -> None:
     made = program(GATED.format(rows=3, dtype="f32"), target)

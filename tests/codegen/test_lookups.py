@@ -147,6 +147,20 @@ def test_no_places_at_all_are_in_range() -> None:
     assert found.shape == (70, 0, 7)
 
 
+def test_no_places_are_in_range_where_their_dim_is_split() -> None:
+    """Each place is read at 0, whatever the row, since there is none."""
+    text = """graph taken(%table: f32[0, 4], %ids: i64[0]) {
+  %e: f32[0, 4] = take(%table, %ids) {dim=-2}
+  %v: f32[0, 2, 4] = reshape(%e) {shape=(0, 2, 4)}
+  %y: f32[0, 1, 4] = sum(%v) {dims=(-2,)}
+  return %y
+}"""
+    made = program(text)
+    (found,) = made([torch.randn(0, 4), torch.zeros(0, dtype=torch.int64)])
+    assert found.shape == (0, 1, 4)
+    assert not any(map(unproven_accesses, made.kernels.values()))
+
+
 @pytest.mark.parametrize(("table", "index", "dim", "around"), [
     ((7, 30), (40,), -1, ""),  # lanes along the places
     ((7, 30), (3, 2), -2, ""),

@@ -228,11 +228,13 @@ def test_reads_of_the_old_and_of_the_new_rows(function: Callable[..., tuple[Tens
 
 @pytest.mark.parametrize("store", [set_slots_of_pages, put_in_slots_of_pages], ids=lambda f: f.__name__)
 def test_pages_that_are_not_one_after_another(store: Store) -> None:
-    """Every other page of a larger pool, and pages whose heads are outside: no row is stored elsewhere."""
+    """Every other page of a pool, pages whose heads are outside, part of heads or rows: none is stored elsewhere."""
     rows, slots = torch.randn(3, HEADS, WIDTH), torch.tensor([5, 30, 17])
     for whole, pool in (
         (x := torch.zeros(PAGES * 2, PAGE, HEADS, WIDTH), x[::2]),
         (x := torch.zeros(PAGES, HEADS, PAGE, WIDTH), x.transpose(1, 2)),
+        (x := torch.zeros(PAGES, PAGE, HEADS * 2, WIDTH), x[:, :, HEADS:]),
+        (x := torch.zeros(PAGES, PAGE, HEADS, WIDTH * 2), x[..., ::2]),
     ):
         run(lambda p, s, r: store(p, s, r * 2), [pool, slots, rows])
         found = pool[slots // PAGE, slots % PAGE]
