@@ -15,6 +15,7 @@ from fusec.quantization.experts import quantize_stack, stacked_weights
 from fusec.quantization.formats import Format, format_named
 from fusec.quantization.layers import linear_layers, other_weights, shared_weights
 from fusec.quantization.linear import QuantizedLinear
+from fusec.quantization.mixed import mixed_layers, replace_layers
 from fusec.quantization.report import QuantizationReport, QuantizedLayer
 from fusec.quantization.rounding import round_for_inputs, round_to_nearest
 
@@ -29,6 +30,7 @@ def quantize(
     *,
     layers: Mapping[str, str | None] | None = None,
     sample: Sample | None = None,
+    min_cosine: float | None = None,
     progress: bool = True,
 ) -> QuantizationReport:
     """Replace the linear layers of a model by ones with quantized weights, in place.
@@ -51,32 +53,48 @@ def quantize(
         sample: inputs of the model, a tuple or a dict of keywords, or a list of several; without padding, which would
             count as text. Weights are then rounded so that the results of their layers on it change least, and the
             report compares layers and model with what they were.
+        min_cosine: the least cosine between a row of the model's first result on ``sample`` and before: layers of four
+            bits get eight, those that change results most first, until it is kept. Every second input of a list is held
+            out for that, and the others decide the rounding.
         progress: show a bar on a terminal.
 
     Returns:
         The report.
 
     Raises:
-        OptionError: for an unknown format, or a pattern that fits no linear layer.
+        OptionError: for an unknown format, a pattern that fits no linear layer, or a cosine that eight bits do not keep
+            or that there is no sample for; the model is unchanged.
     """
     linears, stacks = linear_layers(model), stacked_weights(model)
     chosen, skipped = _choose(model, {**linears, **stacks}, format_named(format), layers or {})
     formats = {name: chosen.pop(name) for name in stacks if name in chosen}
-    squares, before = _observe(model, chosen, sample)
+    inputs = sample if isinstance(sample, list) else [] if sample is None else [sample]
+    held_out: list[Inputs] = []
+    if min_cosine is not None:
+        _check_comparable(inputs, formats)
+        inputs, held_out = inputs[::2], inputs[1::2] or inputs
+    squares, before = _observe(model, chosen, inputs)
+
+    def rounded(name: str, format: Format) -> QuantizedLinear:
+        weight, observed = linears[name].weight.detach(), squares.get(name)
+        parts = round_to_nearest(weight, format) if observed is None else round_for_inputs(weight, format, observed)
+        return QuantizedLinear(linears[name], format, parts)
+
     made: dict[str, QuantizedLinear] = {}
     for name in _shown([*chosen], progress):
-        weight, found = linears[name].weight.detach(), chosen[name]
         try:
-            observed = squares.pop(name, None)
-            parts = round_to_nearest(weight, found) if observed is None else round_for_inputs(weight, found, observed)
+            made[name] = rounded(name, chosen[name])
         except OptionError as error:
             skipped[name] = error.reason
-            continue
-        made[name] = QuantizedLinear(linears[name], found, parts)
-    cosines = _cosines(model, made, sample)
-    for name, layer in made.items():
-        parent, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, layer)
+    if min_cosine is not None:
+        dense = _run(model, held_out)
+        made = mixed_layers(
+            model, made, rounded, lambda: torch.cat(_all_cosines(dense, _run(model, held_out))), min_cosine,
+            lambda names: _shown(names, progress),
+        )  # fmt: skip
+        inputs, before = [*inputs, *held_out], [*before, *dense]
+    cosines = _cosines(model, made, inputs)
+    replace_layers(model, made)
     rows = [_row(name, linears[name], layer, cosines.get(name)) for name, layer in made.items()]
     for name in _shown([*formats], progress):
         try:
@@ -85,13 +103,19 @@ def quantize(
             skipped[name] = problem.reason
             continue
         rows.append(QuantizedLayer(name, formats[name].name, nbytes, stacks[name].nbytes, lost, None))
-    after = _run(model, sample)
-    return QuantizationReport(
-        tuple(rows),
-        tuple(skipped.items()),
-        min((_cosine(_first(b), _first(a)) for b, a in zip(before, after, strict=True)), default=None),
-        _losses(before, after),
-    )
+    after = _run(model, inputs)
+    least = min((float(found.min()) for found in _all_cosines(before, after)), default=None)
+    return QuantizationReport(tuple(rows), tuple(skipped.items()), least, _losses(before, after))
+
+
+def _check_comparable(inputs: list[Inputs], stacks: Mapping[str, Format]) -> None:
+    """Raise OptionError where no least cosine can be kept."""
+    if not inputs:
+        raise OptionError("min_cosine without a sample", why="results on it are compared", fix="pass sample=[…]")
+    if stacks:
+        why = "only linear layers get more bits"
+        fix = "layers={" + ", ".join(f"{name!r}: None" for name in [*stacks][:2]) + "}"
+        raise OptionError("min_cosine of a model with stacked experts", why=why, fix=fix)
 
 
 def _choose(
@@ -127,7 +151,7 @@ def _shown(names: list[str], shown: bool) -> Iterator[str]:
     yield from track(names, "Quantizing", transient=True, disable=not shown)
 
 
-def _observe(model: nn.Module, names: Iterable[str], sample: Sample | None) -> tuple[dict[str, Tensor], list[Any]]:
+def _observe(model: nn.Module, names: Iterable[str], sample: list[Inputs]) -> tuple[dict[str, Tensor], list[Any]]:
     """Run a model on a sample; return Σ xᵀ·x of the inputs of these layers, and the model's results."""
     squares: dict[str, Tensor] = {}
 
@@ -139,12 +163,12 @@ def _observe(model: nn.Module, names: Iterable[str], sample: Sample | None) -> t
         return squares, _run(model, sample)
 
 
-def _cosines(model: nn.Module, made: Mapping[str, QuantizedLinear], sample: Sample | None) -> dict[str, float]:
+def _cosines(model: nn.Module, made: Mapping[str, QuantizedLinear], sample: list[Inputs]) -> dict[str, float]:
     """Return the least cosine between rows of the results of each layer on a sample, dense and quantized."""
     cosines: dict[str, float] = {}
 
     def compare(name: str, x: Tensor, output: Tensor) -> None:
-        cosines[name] = min(cosines.get(name, 1.0), _cosine(output, made[name](x)))
+        cosines[name] = min(cosines.get(name, 1.0), float(_row_cosines(output, made[name](x)).min()))
 
     with _watching(model, made, compare):
         _run(model, sample)
@@ -164,11 +188,10 @@ def _watching(model: nn.Module, names: Iterable[str], see: Callable[[str, Tensor
         yield
 
 
-def _run(model: nn.Module, sample: Sample | None) -> list[Any]:
+def _run(model: nn.Module, sample: list[Inputs]) -> list[Any]:
     """Return the results of a model on each of the inputs of a sample."""
-    several = sample if isinstance(sample, list) else [] if sample is None else [sample]
     with torch.no_grad():
-        return [model(**inputs) if isinstance(inputs, Mapping) else model(*inputs) for inputs in several]
+        return [model(**inputs) if isinstance(inputs, Mapping) else model(*inputs) for inputs in sample]
 
 
 def _row(name: str, linear: nn.Linear, layer: QuantizedLinear, cosine: float | None) -> QuantizedLayer:
@@ -177,10 +200,15 @@ def _row(name: str, linear: nn.Linear, layer: QuantizedLinear, cosine: float | N
     return QuantizedLayer(name, layer.format.name, layer.nbytes, linear.weight.nbytes, error, cosine)
 
 
-def _cosine(a: Tensor, b: Tensor) -> float:
-    """Return the least cosine between two rows."""
+def _row_cosines(a: Tensor, b: Tensor) -> Tensor:
+    """Return the cosine between each row of two tensors."""
     a, b = (x.double().reshape(-1, x.shape[-1]) for x in (a, b))
-    return float(torch.cosine_similarity(a, b, dim=-1).min())
+    return torch.cosine_similarity(a, b, dim=-1)
+
+
+def _all_cosines(before: list[Any], after: list[Any]) -> list[Tensor]:
+    """Return the cosines between rows of a model's first results, before and after."""
+    return [_row_cosines(_first(b), _first(a)) for b, a in zip(before, after, strict=True)]
 
 
 def _first(output: Any) -> Tensor:

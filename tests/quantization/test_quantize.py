@@ -94,6 +94,47 @@ def test_the_report() -> None:
     assert "gate" in text and "left out" in text and report.summary() in text
 
 
+def test_a_cosine_that_is_asked_for() -> None:
+    """Layers get eight bits until it is kept on the inputs that are held out, the one that needs them most first."""
+    torch.manual_seed(0)
+    tokens = [(torch.randint(40, (2, 9)),) for _ in range(12)]
+    reports, heads = {}, {}
+    for least in (0.0, 0.9995, 0.9999):
+        model = block()
+        with torch.no_grad():
+            model.head.weight *= torch.linspace(1, 40, 40)[:, None]  # rows that matter
+        want = [model(*x) for x in tokens[1::2]]
+        report = fusec.quantize(model, "int4", sample=tokens, min_cosine=least, progress=False)
+        found = [
+            F.cosine_similarity(model(*x), y, dim=-1).min().item() for x, y in zip(tokens[1::2], want, strict=True)
+        ]
+        assert min(found) >= least
+        reports[least] = [layer.format for layer in report.layers]
+        heads[least] = model.head.format.name
+    counts = [formats.count("int8") for formats in reports.values()]
+    assert counts[0] == 0 < counts[1] <= counts[2] <= 4 and heads[0.9999] == "int8"
+    assert all(set(formats) <= {"int4", "int8"} for formats in reports.values())
+
+
+def test_a_cosine_that_cannot_be_kept() -> None:
+    """The model is unchanged then."""
+    model, sample = block(), [(torch.randint(40, (2, 9)),) for _ in range(4)]
+    for words, sampled in (("with eight bits", sample), ("without a sample", None), ("without a sample", [])):
+        with pytest.raises(OptionError, match=words):
+            fusec.quantize(model, "w4a8", sample=sampled, min_cosine=0.9999999, progress=False)
+        assert not any(isinstance(m, QuantizedLinear) for m in model.modules())
+
+
+def test_formats_of_eight_bits() -> None:
+    """Inputs in int8 stay so; rows that are no whole groups of 128 have one scale each."""
+    torch.manual_seed(0)
+    sample = [(torch.randn(3, 64),) for _ in range(6)]
+    for name, finer in (("nf4", "int8-row"), ("w4a8", "w8a8")):
+        model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64).requires_grad_(False)).eval()
+        report = fusec.quantize(model, name, layers={"2": None}, sample=sample, min_cosine=0.999, progress=False)
+        assert [layer.format for layer in report.layers] == [finer]
+
+
 def test_shared_and_odd_layers_are_skipped() -> None:
     model = block(tied=True)
     model.down = nn.Linear(256, 128)
