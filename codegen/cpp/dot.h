@@ -471,16 +471,16 @@ DOT_FUNCTION dot_tile_n(const Panel<A, L, R, Right>& panel, A* target, const L* 
   constexpr int line = N * sizeof(R) < 64 ? 64 / (N * sizeof(R)) : 1;  // tiles
   const int64_t target_step = panel.target_step, left_step = panel.left_step, left_k = panel.left_k;
   const int64_t depth = panel.depth;
-  const Right right = panel.right;
-  target += first;
+  Right right = panel.right;
+  right.data += first, target += first;
   typename Raw<A, N>::type sums[ROWS][TILES] = {};
   for (int64_t k = 0; k + Step::count <= depth; k += Step::count) {
     typename Step::row row[TILES];
-    const R *const place = right[k] + first, *const last = right[k + Step::count - 1] + first;
+    const R *const place = right[k], *const last = right[k + Step::count - 1];
     for (int t = 0; t < TILES; t++) row[t] = Step::of(place + t * N, last + t * N, of_tile<N>(columns, t));
     if constexpr (Right::ahead > 0) {
       for (int i = 0; i < Step::count; i++)
-        for (int t = 0; t < TILES; t += line) __builtin_prefetch(right[k + Right::ahead + i] + first + t * N, 0, 2);
+        for (int t = 0; t < TILES; t += line) __builtin_prefetch(right[k + Right::ahead + i] + t * N, 0, 2);
     } else {
       for (int t = 0; t < asked; t += line) __builtin_prefetch(next + k * right.step + t * N, 0, 2);
     }

@@ -29,6 +29,20 @@ def test_of_few_rows(left: str, right: str, machine: str, lanes: int) -> None:
     assert spilled(loops, r"[(]%r[sb]p[,)]") == []
 
 
+@MACHINES
+@pytest.mark.parametrize(("left", "right"), [("float", "float"), ("bf16", "bf16"), ("float", "int8_t")])
+def test_of_rows_that_are_listed(left: str, right: str, machine: str, lanes: int) -> None:
+    rows = "listed(w, 512, list)"
+    calls = [f"dot_along_k<{n}, {lanes}>(out, 64, x, 512, {rows}, 64, 512)" for n in (1, 2, 4)]
+    calls += [f"dot_along_n<{n}, {lanes}, false>(out, 64, x, 512, 1, {rows}, 64, 512)" for n in (1, 2, 4)]
+    head = f"(float* out, const {left}* x, const {right}* w, const int64_t* list)"
+    loops = products(
+        "\n".join(f'extern "C" EXPORT void entry{i}{head} {{ {c}; }}' for i, c in enumerate(calls)), machine
+    )
+    assert len(loops) >= len(calls)
+    assert spilled(loops, r"\bv.*[(]%r[sb]p[,)]") == [], "places may lie in memory, sums may not"
+
+
 @pytest.mark.parametrize(
     ("machine", "lanes", "left", "right"),
     [
