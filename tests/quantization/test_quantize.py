@@ -116,6 +116,21 @@ def test_a_cosine_that_is_asked_for() -> None:
     assert all(set(formats) <= {"int4", "int8"} for formats in reports.values())
 
 
+def test_layers_that_change_the_result_most_get_eight_bits() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slight, self.strong = nn.Linear(128, 64), nn.Linear(128, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.strong(x) + self.slight(x) / 1000
+
+    torch.manual_seed(0)
+    model, sample = Sum().eval(), [(torch.randn(8, 128),) for _ in range(8)]
+    fusec.quantize(model, "int4", sample=sample, min_cosine=0.9995, progress=False)
+    assert (model.strong.format.name, model.slight.format.name) == ("int8", "int4")
+
+
 def test_a_cosine_that_cannot_be_kept() -> None:
     """The model is unchanged then."""
     model, sample = block(), [(torch.randint(40, (2, 9)),) for _ in range(4)]
