@@ -296,6 +296,12 @@ class Emitter(Indices):
             level.statements += (*checks, ClampIndex(name, value, index.length, index.is_bounded))
         return index_symbol(level.clamped[value, index.length])
 
+    def choose(self, index: DynamicIndex, number: sympy.Symbol) -> None:
+        """Take a dynamic index to be a number that is in its range, from here on in the innermost loop."""
+        name = self.number(number)
+        self.define(index.value, name)
+        self.levels[-1].clamped[name, index.length] = number.name
+
     def bound(self, value: Operand, dtype: DType) -> sympy.Symbol:
         """Return the symbol of an integer for bounds of loops, clamped so that sums of it do not overflow."""
         if dtype != I64:

@@ -20,6 +20,7 @@ from fusec.codegen.tile.kernel import (
     Kernel,
     Load,
     Operand,
+    Scan,
     Statement,
     Store,
     Update,
@@ -237,6 +238,17 @@ class Statements:
     def _assign(self, assign: Assign, tiles: tuple[Tile, ...]) -> str:
         self.untouched.discard(assign.acc)
         return f"{identifier(assign.acc)} = {identifier(assign.value)}"
+
+    @line.register
+    def _scan(self, scan: Scan, tiles: tuple[Tile, ...]) -> str:
+        axes = self._ordered({*self._axes_of(scan.value), scan.axis})
+        self._mark(scan.dst, axes)
+        acc, dst = identifier(scan.acc), identifier(scan.dst)
+        value = self._along(str(scan.value), axes)
+        mask = self._valid_lanes(axes, tiles)
+        value = self._valid(value, scan.op, scan.dtype, mask) if mask else value
+        total = reduced(scan.op, scan.dtype, value)
+        return f"{dst} = {acc} + tl.associative_scan({value}, 0, add)\n{acc} = {acc} + {total}"
 
     @line.register
     def _fold(self, fold: Fold, tiles: tuple[Tile, ...]) -> str:

@@ -18,13 +18,13 @@ _GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.defaul
 def grouped_products(graph: Graph, node: Node) -> Value | None:
     """A library's grouped GEMM is one of rows whose matrix is looked up: that of the first group to end behind a row.
 
-    Its result is undefined for rows beyond the last end. On a GPU it multiplies with matrix units, and stays.
+    Its result is undefined for rows beyond the last end.
     """
     if node.attributes["target"] not in _GROUPED or len(node.operands) != 3 or node.attributes["kwargs"]:
         return None
     x, matrices, ends = node.operands
-    device, (rows, *_), count = x.tensor.device, x.shape, matrices.shape[0]
-    if device != "cpu" or (x.tensor.rank, matrices.tensor.rank, ends.tensor.rank) != (2, 3, 1) or ends.producer is None:
+    device, rows, count = x.tensor.device, x.shape[0], matrices.shape[0]
+    if (x.tensor.rank, matrices.tensor.rank, ends.tensor.rank) != (2, 3, 1) or ends.producer is None:
         return None
     if not isinstance(count, int) or has_uneven_parts(matrices) or not same_size(x.shape[-1], matrices.shape[-2]):
         return None
@@ -62,7 +62,7 @@ def _is_stack_of_a_grouped_gemm(table: Value, dim: int) -> bool:
     """Return whether a table is a stack of matrices that a grouped GEMM unpacks, each of them once for all its rows."""
     inputs = (v for v in computed_from(table) if v.producer is None)
     loaded = all(v.dtype.kind != "other" for v in inputs)  # float8 is looked up by a library's call, which copies
-    return loaded and table.tensor.rank == 3 and dim == -3 and table.tensor.device == "cpu"
+    return loaded and table.tensor.rank == 3 and dim == -3
 
 
 def _is_packed(table: Value) -> bool:

@@ -6,13 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusec.analysis.machine import known_chip
 from fusec.codegen.tile.bounds import unproven_accesses
-from fusec.codegen.tile.kernel import Dot, Kernel, walk
+from fusec.codegen.tile.kernel import Dot, DotTiles, Kernel, Statement, walk
+from fusec.codegen.triton.schedules import schedule
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.ir.parser import parse_graph
+from fusec.reference.interpreter import evaluate
 from tests.codegen.test_dynamic_indices import agrees, both, program, raises
+from tests.codegen.test_packed_lookups import nibbles
+from tests.codegen.triton_regions import every_chip, regions_of
 from tests.combinations import rotating
+from tests.contexts import plan_of
 
 GATED = """graph gated(%x: {dtype}[{rows}, 40], %w: {dtype}[6, 96, 40], %ids: i64[{rows}]) {{
   %e: {dtype}[{rows}, 96, 40] = take(%w, %ids) {{dim=-3}}
@@ -55,8 +61,9 @@ def chosen(rows: int, groups: int) -> Tensor:
     return torch.where(ids == 2, groups - 1, ids)
 
 
-def grouped_products(kernel: Kernel) -> list[Dot]:
-    return [s for s in walk(kernel.body) if isinstance(s, Dot) and s.any_rows]
+def grouped_products(kernel: Kernel) -> list[Statement]:
+    dots = (s for s in walk(kernel.body) if isinstance(s, (Dot, DotTiles)))
+    return [s for s in dots if isinstance(s, DotTiles) or s.any_rows]
 
 
 @both
@@ -66,7 +73,7 @@ def test_rows_are_multiplied_by_the_matrices_that_they_choose(target: str, rows:
     made = agrees(GATED.format(rows=rows, dtype="f32"), *inputs, kinds=["kernel"], target=target)
     (kernel,) = made.kernels.values()
     assert unproven_accesses(kernel) == []
-    assert len(grouped_products(kernel)) == (2 if target == "cpp" else 0)
+    assert len(grouped_products(kernel)) == 2
 
 
 @both
@@ -76,28 +83,42 @@ def test_matrices_may_be_transposed_and_rows_computed(target: str, rows: int) ->
     made = agrees(TRANSPOSED.format(rows=rows), *inputs, kinds=["kernel"], target=target)
     (kernel,) = made.kernels.values()
     assert unproven_accesses(kernel) == []
-    assert len(grouped_products(kernel)) == (target == "cpp")
+    assert len(grouped_products(kernel)) == 1
 
 
+@both
 @pytest.mark.parametrize(("dtype", "rows"), rotating(("bf16", "f16", "f64"), (3, 40, 700)))
-def test_all_rows_may_choose_one_matrix_in_any_dtype(dtype: str, rows: int) -> None:
+def test_all_rows_may_choose_one_matrix_in_any_dtype(dtype: str, rows: int, target: str) -> None:
     """More rows than one block of them has, or few enough that the matrix is not transposed."""
     to: Any = {"bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}[dtype]
     inputs = torch.randn(rows, 40).to(to), torch.randn(6, 96, 40).to(to), torch.full((rows,), 5)
-    made = program(GATED.format(rows=rows, dtype=dtype))
+    made = program(GATED.format(rows=rows, dtype=dtype), target)
     (y,) = made(list(inputs))
     h = inputs[0].double() @ inputs[1][5].double().T
     torch.testing.assert_close(y.double(), h[:, :48].sigmoid() * h[:, 48:], rtol=2e-2, atol=2e-2)
     assert grouped_products(next(iter(made.kernels.values())))
 
 
-def test_rows_behind_the_last_group_have_no_matrix() -> None:
+@both
+def test_rows_behind_the_last_group_have_no_matrix(target: str) -> None:
     """What is computed for them is undefined, as in the library."""
     x, w, counts = torch.randn(7, 8), torch.randn(3, 8, 4), torch.tensor([2, 0, 3], dtype=torch.int32)
-    made = compile_graph(parse_graph(BEHIND), Config(strict=True)).program
+    made = compile_graph(parse_graph(BEHIND), Config(strict=True, target=target)).program
     assert "opaque" not in {step.kind for step in made.steps}
     (y,) = made([x, w, counts])
     torch.testing.assert_close(y[:5], torch.cat([x[:2] @ w[0], x[2:5] @ w[2]]))
+
+
+@both
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_the_number_of_rows_may_be_unknown(target: str, rows: int) -> None:
+    text = GATED.format(rows="s0", dtype="f32").replace("gated(", "gated(%n: int(s0), ")
+    made, inputs = program(text, target), (torch.randn(rows, 40), torch.randn(6, 96, 40), chosen(rows, 6))
+    (kernel,) = made.kernels.values()
+    assert unproven_accesses(kernel) == []
+    assert len(grouped_products(kernel)) == 2
+    expected = evaluate(parse_graph(text), [rows, *inputs], {"s0": rows})
+    torch.testing.assert_close(made([rows, *inputs]), expected)
 
 
 def test_depths_that_are_equal_only_for_some_sizes_stay_the_librarys() -> None:
@@ -114,3 +135,23 @@ def test_a_matrix_that_does_not_exist_is_reported(target: str) -> None:
     made = program(GATED.format(rows=3, dtype="f32"), target)
     with raises(target, 6, 0, 6):
         made([torch.randn(3, 40), torch.randn(6, 96, 40), torch.tensor([0, 6, 1])])
+
+
+@every_chip
+@pytest.mark.parametrize("rows", [3, 2000])
+@pytest.mark.parametrize("packed", [False, True])
+def test_grouped_products_compile_for_chips(rows: int, packed: bool, chip: str) -> None:
+    """Matrices of bfloat16, or of four bits with a scale for each group; few rows of a matrix and many."""
+    triton = pytest.importorskip("fusec.codegen.triton.compile")
+
+    def gated(ids: Tensor, codes: Tensor, scales: Tensor, x: Tensor) -> Tensor:
+        matrices = nibbles(codes, scales).to(x.dtype) if packed else codes
+        gate, up = torch.bmm(matrices[ids], x[..., None])[..., 0].chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up
+
+    codes = torch.empty(8, 512, 128, dtype=torch.uint8) if packed else torch.empty(8, 512, 256, dtype=torch.bfloat16)
+    floats = torch.empty(8, 512, 32, dtype=torch.bfloat16), torch.empty(rows, 256, dtype=torch.bfloat16)
+    (region,) = regions_of(gated, [torch.empty(rows, dtype=torch.int64), codes, *floats])
+    kernel = schedule(plan_of(region), "gated", known_chip(chip))
+    report = triton.compile_for(kernel, chip)
+    assert report.ok and report.multiplies_halves and report.assertions, report

@@ -47,7 +47,7 @@ def test_printers_have_methods() -> None:
     cpp = registered(CppStatements, "straight") | registered(CppPrinter, "_statement")
     triton = registered(TritonStatements, "line") | registered(TritonPrinter, "_statement")
     assert every - cpp == {Assign, DotTiles} and every - triton == {
-        Combine, Dot, ComputedDot, TableLookup, Scan, Sort, Prefetch,
+        Combine, Dot, ComputedDot, TableLookup, Sort, Prefetch,
     }  # fmt: skip
 
 

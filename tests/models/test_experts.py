@@ -9,6 +9,7 @@ from fusec.compiler import Compiled
 from fusec.config import Config
 from fusec.dynamo import backend_for, compiled_graphs
 from fusec.models.weights import redraw
+from tests.codegen.test_dynamic_indices import both
 
 transformers = pytest.importorskip("transformers")
 SMALL: dict[str, Any] = {
@@ -24,7 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def compiled(family: str, implementation: str, length: int) -> Compiled:
+def compiled(family: str, implementation: str, length: int, target: str = "cpp") -> Compiled:
     """Compile a model, compare its logits with eager's, and return its only graph."""
     config = getattr(transformers, f"{family}Config")(**SMALL, **FAMILIES[family])
     config._experts_implementation = implementation
@@ -34,7 +35,9 @@ def compiled(family: str, implementation: str, length: int) -> Compiled:
     torch._dynamo.reset()
     with torch.no_grad():
         eager = model(ids, use_cache=False).logits
-        found = torch.compile(model, backend=backend_for(Config(strict=True)))(ids, use_cache=False).logits
+        found = torch.compile(model, backend=backend_for(Config(strict=True, target=target)))(
+            ids, use_cache=False
+        ).logits
     torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-4)
     return compiled_graphs()[-1]
 
@@ -43,11 +46,12 @@ def labels(made: Compiled) -> list[str]:
     return [n.attributes["label"] for n in made.graph.nodes if n.is_op("region")]
 
 
+@both
 @pytest.mark.parametrize(
     "family", ["Mixtral", *(pytest.param(f, marks=pytest.mark.thorough) for f in list(FAMILIES)[1:])]
 )
-def test_experts_are_two_grouped_products(family: str) -> None:
-    made = compiled(family, "grouped_mm", 7)
+def test_experts_are_two_grouped_products(family: str, target: str) -> None:
+    made = compiled(family, "grouped_mm", 7, target)
     assert sum("grouped_linear" in label for label in labels(made)) == 2
     opaque = {n.attributes["target"] for n in made.graph.nodes if n.is_op("opaque")}
     assert not opaque

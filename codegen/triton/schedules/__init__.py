@@ -8,9 +8,11 @@ from fusec.codegen.tile.region import assemble
 from fusec.codegen.tile.rows import Tiling, schedule_rows
 from fusec.codegen.triton.schedules.attention import schedule_tiled_attention
 from fusec.codegen.triton.schedules.gemm import schedule_tiled_contraction
+from fusec.codegen.triton.schedules.grouped_gemm import schedule_tiled_groups
 from fusec.codegen.triton.schedules.heuristics import MAX_TILE, default_config, other_configs
 from fusec.codegen.triton.schedules.split_rows import schedule_split_rows
 from fusec.errors import ScheduleError
+from fusec.loops.grouped import find_grouped_products
 from fusec.loops.indexing import DynamicIndex
 from fusec.loops.plan import Plan
 
@@ -40,6 +42,8 @@ def schedule(plan: Plan, name: str, machine: Machine | None = None, config: Kern
         statements = schedule_tiled_attention(emitter, nest, shape.attention, config)
     elif shape.kind == "contraction":
         statements = schedule_tiled_contraction(emitter, nest, shape, config)
+    elif (groups := find_grouped_products(nest, shape)) is not None:
+        statements = schedule_tiled_groups(emitter, nest, groups, config)
     elif config.splits > 1:
         statements = schedule_split_rows(emitter, nest, shape, config)
     else:

@@ -9,8 +9,8 @@ Where there are too few columns to keep enough of a weight in flight, the sums a
 the splits in a fixed order, and computes the epilogue.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, reduce
 from typing import TypeAlias
 
@@ -22,7 +22,7 @@ from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Constant, DotTiles, Index, Statement, Update, index_symbol
 from fusec.codegen.tile.rows import reduction_levels
 from fusec.codegen.triton.schedules.descriptors import described
-from fusec.codegen.triton.schedules.operands import TiledProducts, length, multiplied
+from fusec.codegen.triton.schedules.operands import Range, TiledProducts, blocks_of_sum, length, multiplied
 from fusec.codegen.triton.schedules.partial_results import PartialResults
 from fusec.ir.types import I8, I64, Size, accumulation, simplify
 from fusec.loops.affine import Axis
@@ -32,8 +32,6 @@ from fusec.loops.kinds import Shape
 _GROUP = 8
 """Blocks of rows that consecutive programs compute before those of the next columns."""
 _BLOCK, _PART = index_symbol("block"), index_symbol("part")
-_Range: TypeAlias = Callable[[int, int], tuple[Size, Size]]
-"""The range, of a size, of the blocks of some length that a program sums up: from the length and the size."""
 _Multiply: TypeAlias = Callable[[tuple[Axis, ...], list[IndexedExpr]], object]
 
 
@@ -175,7 +173,7 @@ class _TiledContraction:
             add = partial(self.emitter.compute, "add", dtype=accumulation(one.dtype))
             self.emitter.define(one, reduce(add, sums))
 
-    def _sum_up(self, products: list[IndexedExpr], over: _Range) -> dict[IndexedExpr, str]:
+    def _sum_up(self, products: list[IndexedExpr], over: Range) -> dict[IndexedExpr, str]:
         """Define products as sums over a range of the summed axes, those over the same axes in one loop."""
         emitter, on_matrix_unit, totals = self.emitter, self.products.on_matrix_unit, dict[IndexedExpr, str]()
         for bound in dict.fromkeys(p.bound for p in products):
@@ -190,18 +188,11 @@ class _TiledContraction:
                 emitter.define(p, totals[p])
         return totals
 
-    @contextmanager
-    def _depth(self, bound: tuple[Axis, ...], over: _Range) -> Iterator[Axis]:
-        """Open the loops over a range of the summed axes, and yield the axis of the tile."""
-        if bound not in self.products.grouped:
-            with self.emitter.tile(bound, self.config.depth, *over(self.config.depth, length(bound))):
-                yield self.emitter.joint(bound)
-            return
-        *outer, inner = bound
-        with self.emitter.over(tuple(outer)) as groups:
-            with self.emitter.loop(groups, "serial", 1, *over(1, length(tuple(outer)))):
-                with self.emitter.tile((inner,), min(self.config.depth, self.products.block_of_group(inner))):
-                    yield inner
+    def _depth(self, bound: tuple[Axis, ...], over: Range) -> AbstractContextManager[Axis]:
+        """Open the loops over a range of the summed axes."""
+        depth, by_group = self.config.depth, bound in self.products.grouped
+        depth = min(depth, self.products.block_of_group(bound[-1])) if by_group else depth
+        return blocks_of_sum(self.emitter, bound, depth, by_group, over)
 
     def _products(self, name: str, left: IndexedExpr, right: IndexedExpr, axis: Axis) -> Statement:
         """Return the statement that adds the products of two blocks, both of which depend on the axis."""

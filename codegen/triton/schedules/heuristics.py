@@ -11,10 +11,11 @@ from typing import Any
 
 from fusec.analysis.machine import Machine
 from fusec.codegen.tile.configuration import KernelConfig
-from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, TiledProducts, multiplied, power_of_two
+from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, TiledProducts, length, multiplied, power_of_two
 from fusec.codegen.triton.schedules.split_rows import levels, may_split, side_by_side
 from fusec.ir.types import F64, accumulation, estimate, product
 from fusec.loops.attention import FEW_QUERIES, Attention
+from fusec.loops.grouped import GroupedProducts, find_grouped_products, is_stored
 from fusec.loops.indexing import LoopNest
 from fusec.loops.kinds import Shape, is_computed
 
@@ -75,6 +76,8 @@ def default_config(nest: LoopNest, shape: Shape, machine: Machine, lanes: int) -
     if shape.kind == "contraction":
         products = TiledProducts(nest, shape)
         return _few_rows(products, machine) if products.few else _many_rows(products, machine)
+    if (groups := find_grouped_products(nest, shape)) is not None:
+        return _groups(groups, machine)
     return _long_rows(nest, shape, machine, lanes) if may_split(nest, shape) else KernelConfig(columns=lanes)
 
 
@@ -89,6 +92,8 @@ def other_configs(nest: LoopNest, shape: Shape, machine: Machine, default: Kerne
         found = (c for c in near if few or _keys_copied(shape.attention, c) <= machine.shared_bytes)
     elif shape.kind == "contraction":
         found = _near_products(TiledProducts(nest, shape), machine, default)
+    elif (groups := find_grouped_products(nest, shape)) is not None:
+        found = _near_groups(groups, machine, default)
     else:
         found = (replace(default, warps=warps) for warps in (4, 8, 16))
         if default.splits > 1:
@@ -127,6 +132,38 @@ def _long_rows(nest: LoopNest, shape: Shape, machine: Machine, lanes: int) -> Ke
     return replace(block, splits=splits) if splits > 1 else KernelConfig(columns=lanes)
 
 
+def _groups(groups: GroupedProducts, machine: Machine) -> KernelConfig:
+    """Return blocks of as many rows as a group has on average, or of few rows as for a small-M GEMM."""
+    rows, bytes_ = estimate(product(tuple(axis.size for axis in groups.rows))), _bytes_of_groups(groups)
+    most, columns, depth = _MANY[bytes_]
+    if not all(is_stored(right) for pairs in groups.products.values() for _, right in pairs):
+        most = max(MATRIX_ROWS, most // 2)  # whole ones were seen to spill where they are unpacked (sm_80)
+    block = min(most, max(MATRIX_ROWS, power_of_two(-(-rows // groups.count))))
+    stages, warps = _stages(machine), 0
+    if few := block == MATRIX_ROWS and bytes_ < F64.bytes:
+        depth, stages, warps = _DEPTHS[bytes_], _stages(machine, _STAGES_OF_FEW), _WARPS_OF_FEW
+        columns = _TILE // depth
+    depth = min(depth, max(MATRIX_ROWS, power_of_two(max(length(one.bound) for one in groups.products))))
+    count, used = len(groups.products), min(rows, groups.count)
+    while columns > MATRIX_ROWS * count and used * count * length((groups.column,)) < machine.threads * columns:
+        columns //= 2
+    columns = max(MATRIX_ROWS * count, columns)
+    config = KernelConfig(block, columns, depth, warps=warps, stages=stages, registers=_registers(machine))
+    return _with_fewer_stages(config, bytes_, machine) if few else config
+
+
+def _near_groups(groups: GroupedProducts, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
+    bytes_, least = _bytes_of_groups(groups), MATRIX_ROWS * len(groups.products)
+    for config in _near(default, rows=(2, 0.5), columns=(2, 0.5), depth=(2, 0.5)):
+        legal = config.columns >= least and min(config.rows, config.depth) >= MATRIX_ROWS
+        if legal and config.rows * config.columns <= _SUMS and _copied(config, bytes_) <= machine.shared_bytes:
+            yield config
+
+
+def _bytes_of_groups(groups: GroupedProducts) -> int:
+    return max(multiplied(*pair).bytes for pairs in groups.products.values() for pair in pairs)
+
+
 def _stages(machine: Machine, stages: int = _STAGES) -> int:
     return _STAGES_OF_AMD if machine.code.startswith("gfx") else stages
 
@@ -157,13 +194,19 @@ def _few_rows(products: TiledProducts, machine: Machine) -> KernelConfig:
 
 def _with_stages_and_splits(products: TiledProducts, machine: Machine, config: KernelConfig) -> KernelConfig:
     """Return a small-M configuration with as many stages as fit into shared memory, and splits that pay."""
-    while config.stages > 2 and _copied(products, config) > machine.shared_bytes // 2:
-        config = replace(config, stages=config.stages - 1)
+    config = _with_fewer_stages(config, _bytes_multiplied(products), machine)
     least = products.weights / machine.bandwidth(cached=False)
     if least < machine.launch_us * 1e-6:
         return config  # too little work to pay for another launch, whatever the latency
     splits = (n for n in _SPLITS if n * _LEAST_BLOCKS <= products.longest // config.depth or n == 1)
     return min((replace(config, splits=n) for n in splits), key=lambda c: _time_of_few(products, machine, c))
+
+
+def _with_fewer_stages(config: KernelConfig, bytes_: int, machine: Machine) -> KernelConfig:
+    """Return a small-M configuration with as many stages as fit into half of the shared memory."""
+    while config.stages > 2 and _copied(config, bytes_) > machine.shared_bytes // 2:
+        config = replace(config, stages=config.stages - 1)
+    return config
 
 
 def _may_transpose(products: TiledProducts, machine: Machine) -> bool:
@@ -302,12 +345,14 @@ def _fits(products: TiledProducts, machine: Machine, config: KernelConfig) -> bo
         return False
     if config.splits > 1 and config.splits * config.depth > products.longest:
         return False
-    return config.rows * config.columns <= _SUMS and _copied(products, config) <= machine.shared_bytes
+    return (
+        config.rows * config.columns <= _SUMS and _copied(config, _bytes_multiplied(products)) <= machine.shared_bytes
+    )
 
 
-def _copied(products: TiledProducts, config: KernelConfig) -> int:
+def _copied(config: KernelConfig, bytes_: int) -> int:
     """Return the approximate bytes of shared memory of blocks in flight to a matrix unit."""
-    return config.stages * (config.rows + config.columns) * config.depth * _bytes_multiplied(products)
+    return config.stages * (config.rows + config.columns) * config.depth * bytes_
 
 
 def _bytes_multiplied(products: TiledProducts) -> int:

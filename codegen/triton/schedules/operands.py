@@ -1,10 +1,15 @@
 """The products of a GEMM region as blocks: rows, columns and summed axes, each joined into one range."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
 from fusec.codegen.tile.configuration import KernelConfig
+from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.products import Products
 from fusec.codegen.triton.legality import FEW_ROWS_OF_HALVES
 from fusec.errors import ScheduleError
-from fusec.ir.types import F64, DType, accumulation, estimate, product
+from fusec.ir.types import F64, DType, Size, accumulation, estimate, product
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, walk
 from fusec.loops.kinds import Shape, is_computed, rows_at_once
@@ -12,6 +17,8 @@ from fusec.loops.kinds import Shape, is_computed, rows_at_once
 MATRIX_ROWS = 16
 """Rows and columns of the smallest tile of a matrix unit."""
 _LEAST_COLUMNS = 4
+Range: TypeAlias = Callable[[int, int], tuple[Size, Size]]
+"""The range, of a size, of the blocks of some length that a program sums up: from the length and the size."""
 
 
 class TiledProducts(Products):
@@ -41,7 +48,7 @@ class TiledProducts(Products):
             self.sections.setdefault(columns, []).append(output)
         self.dtype = accumulation(shape.contractions[0].dtype)
         self.on_matrix_unit = bool(shape.rows) and self.dtype != F64
-        self.grouped = {c.bound for c in shape.contractions if _has_groups(c)}
+        self.grouped = {c.bound for c in shape.contractions if is_computed(c) and has_groups(c.bound)}
         """The summed axes of products whose blocks do not cross the groups of a weight that is computed: what all of a
         group share, such as its scale, is loaded once for a block."""
         self.blocked_rows = self._blocked_rows()
@@ -125,9 +132,33 @@ class TiledProducts(Products):
         return (max(reversed(rows), key=lambda axis: estimate(axis.size)),)
 
 
-def _has_groups(contraction: IndexedExpr) -> bool:
-    (*outer, inner) = contraction.bound
-    return is_computed(contraction) and bool(outer) and length((inner,)) >= MATRIX_ROWS
+def has_groups(bound: tuple[Axis, ...]) -> bool:
+    """Return whether blocks of a sum, if its weight is computed, stay within the innermost axis: see ``grouped``."""
+    (*outer, inner) = bound
+    return bool(outer) and length((inner,)) >= MATRIX_ROWS
+
+
+@contextmanager
+def blocks_of_sum(
+    emitter: Emitter, bound: tuple[Axis, ...], depth: int, by_group: bool, over: Range = lambda block, size: (0, size)
+) -> Iterator[Axis]:
+    """Open the loops over the blocks of a sum, and yield the axis of their elements.
+
+    Args:
+        emitter: takes the loops.
+        bound: the summed axes.
+        depth: elements of a block.
+        by_group: whether blocks stay within the innermost axis.
+        over: the range to sum up.
+    """
+    if not by_group:
+        with emitter.tile(bound, depth, *over(depth, length(bound))):
+            yield emitter.joint(bound)
+        return
+    *outer, inner = bound
+    with emitter.over(tuple(outer)) as groups, emitter.loop(groups, "serial", 1, *over(1, length(tuple(outer)))):
+        with emitter.tile((inner,), depth):
+            yield inner
 
 
 def multiplied(left: IndexedExpr, right: IndexedExpr) -> DType:
