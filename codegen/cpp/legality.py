@@ -9,7 +9,7 @@ from fusec.config import Config
 from fusec.ir.types import BF16, F16, F32, I8, U8
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride, walk
-from fusec.loops.kinds import Limits, is_computed, prologue_objections, stored_bits, weight_of
+from fusec.loops.kinds import Limits, Shape, is_computed, prologue_objections, stored_bits, weight_of
 from fusec.loops.tables import tables
 from fusec.loops.updates import Move
 
@@ -37,8 +37,13 @@ def limits(config: Config, machine: Machine, lanes: int) -> Limits:
         unpacked_rows=_unpacked_rows,
         layouts=_illegal_layouts,
         moves=_moves_in_order,
-        scans=True,
+        in_order=_any_order,
     )
+
+
+def _any_order(nest: LoopNest, shape: Shape) -> Iterator[str]:
+    """Accept scans, sorts and scatters: rows are in memory, and a thread goes through them element by element."""
+    return iter(())
 
 
 def _weight_prologue(contraction: IndexedExpr, lanes: int) -> Iterator[str]:

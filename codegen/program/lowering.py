@@ -20,7 +20,7 @@ from fusec.ir.types import TensorType, same_size
 from fusec.loops.indexing import dynamically_indexed
 from fusec.loops.strides import view_layout
 from fusec.reference.dtypes import torch_dtype
-from fusec.reference.interpreter import LOOKUPS, reducing, scatter
+from fusec.reference.interpreter import LOOKUPS, argsort, reducing, scatter
 from fusec.reference.opaque import resolve
 from fusec.rewriting.driver import cut
 
@@ -110,6 +110,8 @@ class Lowering:
             self._write(node)
         elif node.has(Trait.LOOKUP):
             self._lookup(node)
+        elif node.has(Trait.SCAN | Trait.SORT):
+            self._scan_or_sort(node)
         elif node.is_op("concat"):
             self._concat(node)
         else:
@@ -232,6 +234,18 @@ class Lowering:
         code.step("opaque", node.op.name, node.sources)
         name, function = code.define(node.result, None), code.constant(LOOKUPS[node.op.name], node.op.name)
         code.line(f"{name} = {function}({table}, {node.attributes['dim']}, {index})")
+
+    def _scan_or_sort(self, node: Node) -> None:
+        code, how = self.code, node.attributes
+        x = code.names[node.operands[0]]
+        code.step("opaque", node.op.name, node.sources)
+        name = code.define(node.result, None)
+        if node.has(Trait.SORT):
+            function, count = code.constant(argsort, "argsort"), PYTHON.print(how["count"])
+            code.line(f"{name} = {function}({x}, {how['descending']}, {count})")
+        else:
+            function = code.constant(getattr(torch, node.op.name), node.op.name)
+            code.line(f"{name} = {function}({x}, {how['dim']}, dtype={x}.dtype)")
 
     def _concat(self, node: Node) -> None:
         code = self.code

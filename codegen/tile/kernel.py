@@ -227,7 +227,7 @@ class Fold(Definition):
 
 @dataclass(frozen=True)
 class Scan(Definition):
-    """``dst`` = ``acc``, after ``value`` is folded into it with ``op``, one element after another along an axis (C++).
+    """``dst`` = ``acc``, after ``value`` is folded into it with ``op``, one element after another along an axis.
 
     Lanes beyond the end do nothing.
     """

@@ -12,12 +12,13 @@ import sympy
 from fusec.codegen.tile.blocks import block_count, grid
 from fusec.codegen.tile.chains import Run, chained
 from fusec.codegen.tile.emitter import Emitter
+from fusec.codegen.tile.in_order import may_have_lanes
 from fusec.codegen.tile.kernel import Buffer, Constant, Operand, Sort, Statement, Store, Update, index_symbol
 from fusec.ir.graph import Node
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation, estimate, product
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, ordered, walk
-from fusec.loops.kinds import Shape, scatter_of
+from fusec.loops.kinds import Shape, nodes_in_order
 from fusec.loops.sorts import sort_of
 from fusec.loops.updates import loads_of
 
@@ -40,6 +41,8 @@ class Tiling:
     """Tiles in one grid iteration, where there is a single axis to split."""
     longest_row: int | None = None
     """Elements of the longest row that one tile may hold; None where tiles are registers."""
+    serial_lanes: int = 0
+    """Elements of a tile over kept axes, where a serial loop goes through rows; needed with ``longest_row``."""
     cuts: int = 4
     """Maximum nesting of blocked summation along one axis; see ``chained``."""
     has_scratch: bool = True
@@ -91,7 +94,7 @@ class Rows:
         if self.shape.kind == "pointwise":
             return self._pointwise()
         lane = self._lane_among(self.shape.rows)
-        if lane is not None and not self.shape.scans and self._is_column(lane):
+        if lane is not None and self._may_be_columns() and self._is_column(lane):
             return self._scattered(lane) if self._is_scattered_alone() else self._columns(lane)
         self.emitter.levels[0].axes = frozenset(self.shape.rows)
         self.fill()
@@ -197,7 +200,7 @@ class Rows:
             ready = [
                 o for o in pending
                 if _depth(o) < level[0].depth and o.axes - rows == frozenset(bound)
-                and (self.in_columns or _may_have_lanes(o, bound))
+                and (self.in_columns or may_have_lanes(o, bound))
             ]  # fmt: skip
             pending = [o for o in pending if o not in ready]
             phases.append((bound, level, ready))
@@ -293,9 +296,14 @@ class Rows:
 
     # Columns: a reduction over outer axes, lanes along the axis that is kept.
 
+    def _may_be_columns(self) -> bool:
+        """Return whether nothing is in order along the rows, or scanned only, which blocks may do in a serial loop."""
+        scans = self.shape.scans
+        return not scans or (self.tiling.longest_row is not None and all(item.kind == "scan" for item in scans))
+
     def _is_column(self, lane: Axis) -> bool:
         """Return whether memory is contiguous along an axis that is kept, and not along the reduced ones."""
-        bound = {a for r in self.shape.reductions for a in r.bound}
+        bound = {a for r in (*self.shape.reductions, *self.shape.scans) for a in r.bound}
         across = [(index, type) for index, type in _accesses(self.nest, self.emitter.output_types)
                   if any(lane in part.axes for part in index)]  # fmt: skip
         return bool(self.strides[lane]) and bound.isdisjoint(unit_strides(across))
@@ -316,8 +324,10 @@ class Rows:
     # Scatters of rows: elements in order, lanes along the axis that is kept.
 
     def _is_scattered_alone(self) -> bool:
-        """Return whether all outputs have one set of loops, and nothing is reduced before."""
-        return not self.shape.reductions and len({output.axes for output in self.nest.outputs}) == 1
+        """Return whether all outputs have one set of loops, and nothing is reduced or scanned before."""
+        return (
+            not (self.shape.reductions or self.shape.scans) and len({output.axes for output in self.nest.outputs}) == 1
+        )
 
     def _scattered(self, lane: Axis) -> tuple[Statement, ...]:
         """Return a grid over few long blocks, since a block of columns is a part of each row."""
@@ -345,7 +355,7 @@ class Rows:
             missing = tuple(a for dim in self.nest.axes for a in dim if a in output.axes and a not in opened)
             groups.setdefault(missing, []).append(output)
         for missing, members in groups.items():
-            lane = self._lane_among(missing) if tiled and all(_may_have_lanes(o, missing) for o in members) else None
+            lane = self._lane_among(missing) if tiled and all(may_have_lanes(o, missing) for o in members) else None
             with ExitStack() as loops:
                 for axis in missing:
                     if axis is not lane:
@@ -406,33 +416,19 @@ class Rows:
 
     def _lanes(self, axis: Axis) -> int:
         """Return the lanes of a tile along an axis: those of a register, or the power of two that holds the axis."""
-        if not self.tiling.longest_row or not isinstance(axis.size, int):
-            return self.tiling.lanes
-        limit = self.tiling.longest_row if self.shape.kind == "row" else self.tiling.lanes
+        lanes, longest = self.tiling.lanes, self.tiling.longest_row
+        if longest is None:
+            return lanes
+        if axis in self.shape.rows and nodes_in_order(self.nest, self.shape.scans):
+            limit = self.tiling.serial_lanes
+        elif self.shape.kind == "row":
+            is_whole = isinstance(axis.size, int) and axis.size <= longest
+            limit = longest if is_whole or not self.shape.scans else lanes
+        else:
+            limit = lanes
+        if not isinstance(axis.size, int):
+            return min(lanes, limit)
         return min(1 << (axis.size - 1).bit_length(), limit)
-
-
-def _may_have_lanes(output: Output, axes: tuple[Axis, ...]) -> bool:
-    """Return whether a loop over axes may store an output tile by tile, with lanes along one of them.
-
-    A scatter stores elements in order, also those of a tile.
-    """
-    node, index = scatter_of(output), output.dynamic_index
-    if node is None or index is None or index.value.axes.union(output.index[index.dim].axes).isdisjoint(axes):
-        return True
-    return len(axes) == 1 and ("combine" in node.attributes or _varying(index.value).issuperset(axes))
-
-
-def _varying(index: IndexedExpr) -> frozenset[Axis]:
-    """Return the axes along which an index may differ; along those of an expanded tensor, of stride 0, it does not."""
-    found: set[Axis] = set()
-    for item in walk([index]):
-        if item.kind == "load":
-            parts = zip(item.index, item.value.tensor.strides, strict=True)
-            found.update(axis for part, stride in parts if stride != 0 for axis in part.axes)
-        elif item.kind != "pointwise":
-            found |= item.axes
-    return frozenset(found)
 
 
 def _depth(output: Output) -> int:

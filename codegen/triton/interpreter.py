@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ from triton.runtime.interpreter import (
     InterpretedFunction,
     InterpreterBuilder,
     ReduceOps,
+    ScanOps,
     TensorHandle,
     interpreter_builder,
 )
@@ -86,7 +88,8 @@ def _patched_interpreter() -> Iterator[None]:
         mock.patch.multiple(
             InterpreterBuilder, binary_op=comparing, create_dot=_create_dot, create_assert=_create_assert
         ),
-        patch(ReduceOps, "generic_reduce", _with_numpy_reductions(ReduceOps.generic_reduce)),
+        patch(ReduceOps, "generic_reduce", _by_numpy(ReduceOps.generic_reduce, _REDUCTIONS)),
+        patch(ScanOps, "generic_scan", _by_numpy(ScanOps.generic_scan, _SCANS)),
         patch(interpreter_builder, "options", replace(interpreter_builder.options, **ASSERTING)),
     ):
         yield
@@ -102,14 +105,14 @@ def _with_boolean_comparisons(binary_op: Callable[..., Any]) -> Callable[..., An
     return patched
 
 
-def _with_numpy_reductions(generic_reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Reduce with the functions of the prelude by numpy: the interpreter calls them for each lane."""
+def _by_numpy(generic: Callable[..., Any], known: dict[str, Any]) -> Callable[..., Any]:
+    """Reduce and scan with the functions of the prelude by numpy: the interpreter calls them for each lane."""
 
     def patched(self: Any, inputs: Any) -> Any:
-        reduce = _REDUCTIONS.get(self.combine_fn.__name__)
-        if reduce is None or len(inputs) != 1:
-            return generic_reduce(self, inputs)
-        return [self.to_tensor(reduce(inputs[0].handle.data, axis=self.axis), inputs[0].dtype)]
+        function = known.get(self.combine_fn.__name__)
+        if function is None or len(inputs) != 1:
+            return generic(self, inputs)
+        return [self.to_tensor(function(inputs[0].handle.data, axis=self.axis), inputs[0].dtype)]
 
     return patched
 
@@ -134,8 +137,18 @@ def _sum(tile: Any, axis: int) -> Any:
     return parts[0]
 
 
+def _scan(combine: Callable[..., Any], tile: Any, axis: int) -> Any:
+    """Combine with elements 1, 2, 4, … before, as threads do: no element after another, as numpy's functions."""
+    parts, distance = np.moveaxis(tile, axis, 0).copy(), 1
+    while distance < len(parts):
+        parts[distance:] = combine(parts[:-distance], parts[distance:])
+        distance *= 2
+    return np.moveaxis(parts, 0, axis)
+
+
 _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
 _REDUCTIONS: dict[str, Any] = {"add": _sum, "product": np.prod, "max_or_nan": np.max, "min_or_nan": np.min}
+_SCANS: dict[str, Any] = {"add": partial(_scan, np.add), "product": partial(_scan, np.multiply)}
 
 
 def _flat(tensor: Tensor) -> Tensor:

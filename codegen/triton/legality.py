@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusec.config import Config
+from fusec.ir.ops import Trait
 from fusec.ir.types import F32, I8
-from fusec.loops.indexing import IndexedExpr, walk
-from fusec.loops.kinds import FEW_ROWS, HALVES, Limits, prologue_objections, stored_bits
+from fusec.loops.indexing import IndexedExpr, LoopNest, walk
+from fusec.loops.kinds import FEW_ROWS, HALVES, Limits, Shape, nodes_in_order, prologue_objections, stored_bits
 
 FEW_ROWS_OF_HALVES = 2 * FEW_ROWS
 """Rows of half types up to which a small-M GEMM has one block of rows. Every program reads the whole block: with more
@@ -36,6 +37,13 @@ def _weight_prologue(contraction: IndexedExpr) -> Iterator[str]:
     return prologue_objections(walk(right for _, right in contraction.pairs), kinds)
 
 
+def _in_order(nest: LoopNest, shape: Shape) -> Iterator[str]:
+    """Yield why a kernel may not scan, sort or scatter as it does."""
+    for node in nodes_in_order(nest, shape.scans):
+        if not node.has(Trait.SCAN):
+            yield f"{node.op.name} is in the kernel"
+
+
 def _unpacked_rows(contraction: IndexedExpr) -> int:
     """Return the rows up to which a weight that takes less memory than its elements is unpacked in its matmul."""
     return UNPACKED_ROWS if stored_bits(contraction) < 8 * contraction.operands[1].dtype.bytes else 0
@@ -48,5 +56,6 @@ ANY = Limits(
     byte_products=frozenset({I8}),
     unpacked_rows=_unpacked_rows,
     weight_prologue=_weight_prologue,
+    in_order=_in_order,
 )
 """Whatever has a schedule, whether it wins or not."""

@@ -20,6 +20,8 @@ _MAX_WARPS_OF_BLOCKS = 8
 """Warps of a kernel with two-dimensional tiles: more warps leave each lane too few registers for several of them."""
 _WARPS_OF_DESCRIPTORS = 4
 """The minimum of a kernel with tensor descriptors: Inductor excludes fewer as unsafe."""
+_WARP, _REGISTERS = 32, 1 << 16
+"""Lanes of a warp, and registers of a processor, where a kernel may ask for registers."""
 _MAX_INT32 = 2**31 - 1
 ASSERTING = {"debug": True, "sanitize_overflow": False}
 """Options that compile the assertions of the kernel, but not those of Triton on integer overflow."""
@@ -76,8 +78,10 @@ def blocks(kernel: Kernel) -> tuple[Block, ...]:
 
 def options(kernel: Kernel) -> dict[str, Any]:
     """Return the options of Triton's compiler; FP fusion is off: products are rounded before they are added."""
-    chosen = {"num_stages": kernel.config.stages, "maxnreg": kernel.config.registers}
-    found = {"num_warps": num_warps(kernel), **{k: n for k, n in chosen.items() if n}, "enable_fp_fusion": False}
+    warps = num_warps(kernel)
+    registers = min(kernel.config.registers, _REGISTERS // (_WARP * warps))
+    chosen = {"num_stages": kernel.config.stages, "maxnreg": registers}
+    found = {"num_warps": warps, **{k: n for k, n in chosen.items() if n}, "enable_fp_fusion": False}
     return found | ASSERTING if any(isinstance(s, Check) for s in walk(kernel.body)) else found
 
 

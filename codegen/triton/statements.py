@@ -27,7 +27,17 @@ from fusec.codegen.tile.kernel import (
     index_symbol,
     walk,
 )
-from fusec.codegen.triton.arithmetic import NAMES, combined, expression, filled, identity, narrowed, reduced, rounded
+from fusec.codegen.triton.arithmetic import (
+    COMBINERS,
+    NAMES,
+    combined,
+    expression,
+    filled,
+    identity,
+    narrowed,
+    reduced,
+    rounded,
+)
 from fusec.codegen.triton.signature import TRITON, blocks, described, identifier, wide
 from fusec.codegen.triton.tiles import lanes_along, mentioned, spans, tile_axes
 from fusec.errors import ScheduleError
@@ -240,17 +250,6 @@ class Statements:
         return f"{identifier(assign.acc)} = {identifier(assign.value)}"
 
     @line.register
-    def _scan(self, scan: Scan, tiles: tuple[Tile, ...]) -> str:
-        axes = self._ordered({*self._axes_of(scan.value), scan.axis})
-        self._mark(scan.dst, axes)
-        acc, dst = identifier(scan.acc), identifier(scan.dst)
-        value = self._along(str(scan.value), axes)
-        mask = self._valid_lanes(axes, tiles)
-        value = self._valid(value, scan.op, scan.dtype, mask) if mask else value
-        total = reduced(scan.op, scan.dtype, value)
-        return f"{dst} = {acc} + tl.associative_scan({value}, 0, add)\n{acc} = {acc} + {total}"
-
-    @line.register
     def _fold(self, fold: Fold, tiles: tuple[Tile, ...]) -> str:
         src, axes = identifier(fold.src), self.tiles.get(fold.src, ())
         axis = fold.axis or (axes[0] if axes else "")
@@ -269,6 +268,34 @@ class Statements:
             src = self._valid(src, fold.op, fold.dtype, self._along(tile.mask, axes)) if tile.mask else src
         self._mark(fold.dst, tuple(a for a in axes if a != axis))
         return f"{identifier(fold.dst)} = {reduced(fold.op, fold.dtype, src, axes.index(axis))}"
+
+    @line.register
+    def _scan(self, scan: Scan, tiles: tuple[Tile, ...]) -> str:
+        """Print a scan of a tile, to which the accumulator brings the tiles before; or a step of a serial loop."""
+        dst, acc, op = identifier(scan.dst), identifier(scan.acc), scan.op
+        wide, axes = self.accumulators[scan.acc].dtype, self._axes_of(scan.value, scan.acc)
+        tile = next((t for t in tiles if t.axis == scan.axis), None)
+        axes = self._ordered({*axes, tile.axis}) if tile else axes
+        value = self._wide_value(scan.value, wide, axes)
+        self._mark(scan.dst, axes)
+        narrowed_to = "" if scan.dtype == wide else f".to({NAMES[scan.dtype.name]})"
+        if tile is None:
+            return f"{acc} = {combined(op, wide, acc, value)}\n{dst} = {acc}{narrowed_to}"
+        if tile.mask:
+            value = self._valid(value, op, wide, self._along(tile.mask, axes))
+        dim, before, each = axes.index(tile.axis), self._along(scan.acc, axes), f"each_{scan.dst}"
+        so_far = combined(op, wide, before, f"tl.associative_scan({each}, {dim}, {COMBINERS[op]})")
+        lines = [f"{each} = {value}", f"{dst} = ({so_far}){narrowed_to}"]
+        if not tile.whole:
+            lines.append(f"{acc} = {combined(op, wide, acc, reduced(op, wide, each, dim))}")
+        return "\n".join(lines)
+
+    def _wide_value(self, value: Operand, dtype: DType, axes: tuple[str, ...]) -> str:
+        """Return an operand as a tile over these axes, in the type of a sum."""
+        if isinstance(value, Constant):
+            return filled(value.value, dtype, self._shape(axes))
+        text = f"{self._along(value, axes)}.to({NAMES[dtype.name]})"
+        return text if self._axes_of(value) == axes else f"tl.broadcast_to({text}, {self._shape(axes)})"
 
     @line.register
     def _dot_tiles(self, dot: DotTiles, tiles: tuple[Tile, ...]) -> str:

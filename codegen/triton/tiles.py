@@ -6,7 +6,7 @@ from typing import Any
 
 import sympy
 
-from fusec.codegen.tile.kernel import DotTiles, Fold, Init, Kernel, Loop, Statement, Update, index_symbol, walk
+from fusec.codegen.tile.kernel import DotTiles, Fold, Init, Kernel, Loop, Scan, Statement, Update, index_symbol, walk
 from fusec.ir.types import Size, simplify
 
 
@@ -63,10 +63,13 @@ def spans(kernel: Kernel) -> dict[str, frozenset[str]]:
     while changed:
         changed = False
         for statement, lane in results:
-            own = found.get(statement.result, frozenset())
-            span = own | (_span(statement, found) & axes) | ({lane} if lane else set())
-            if span != own:
-                found[statement.result], changed = span, True
+            span = (_span(statement, found) & axes) | ({lane} if lane else set())
+            updated = {statement.result: span}
+            if isinstance(statement, Scan):
+                updated[statement.acc] = span - {statement.axis}
+            for name, span in updated.items():
+                if not span <= found.get(name, frozenset()):
+                    found[name], changed = found.get(name, frozenset()) | span, True
     return found
 
 
@@ -110,7 +113,9 @@ def _results(body: Iterable[Statement], lane: str, partial: set[str]) -> Iterato
         if isinstance(statement, Init):
             partial.update({statement.dst} if statement.tile else ())
         elif statement.result:
-            yield statement, lane if isinstance(statement, Update) and statement.acc in partial else ""
+            partial_results = isinstance(statement, Update) and statement.acc in partial
+            scanned = isinstance(statement, Scan) and statement.axis == lane
+            yield statement, lane if partial_results or scanned else ""
         inner = statement.axis if isinstance(statement, Loop) and statement.kind == "tile" else lane
         yield from _results(statement.children, inner, partial)
 

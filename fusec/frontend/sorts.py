@@ -1,4 +1,4 @@
-"""Sorts and scans of ATen. On GPUs they stay in ATen, which has kernels for rows of any length."""
+"""Scans and sorts of ATen. On GPUs sorts stay in ATen, which has kernels for rows of any length."""
 
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Call, Lowering, lowers, require_cpu
@@ -8,7 +8,6 @@ from fusec.ir.types import Size
 
 @lowers("aten.cumsum.default", "aten.cumprod.default")
 def _scan(low: Lowering, call: Call) -> Value:
-    require_cpu(low, "scan")
     x = low.cast(call["self"], call.out.dtype)
     rank = len(x.shape)
     return low.emit(call.target.split(".")[1], x, dim=call["dim"] % rank - rank) if rank else x

@@ -32,6 +32,11 @@ def no_weight_prologue(contraction: IndexedExpr) -> Iterator[str]:
     yield "its right operand is computed in the same kernel"
 
 
+def nothing_in_order(nest: LoopNest, shape: "Shape") -> Iterator[str]:
+    """Refuse every scan, sort and scatter of a row kernel."""
+    yield f"{nodes_in_order(nest, shape.scans)[0].op.name} is in the kernel"
+
+
 @dataclass(frozen=True)
 class Limits:
     """The kernels that a target has schedules for, and the GEMMs that are worth one on a machine."""
@@ -56,8 +61,8 @@ class Limits:
     """Returns why the layouts of a large-M GEMM's operands are not legal."""
     moves: Callable[[LoopNest, Move], bool] = lambda nest, move: False
     """Returns whether a loop nest may move elements within the storage that it writes; see ``check_updates``."""
-    scans: bool = False
-    """True if a row kernel may scan, sort and scatter along its rows."""
+    in_order: Callable[[LoopNest, "Shape"], Iterator[str]] = nothing_in_order
+    """Returns why a row kernel may not scan, sort or scatter along its rows as it does."""
     assumed_share: float | None = None
     """The assumed fraction of the vendor's speed of a large-M GEMM without autotuning. A large-M
     GEMM must then save time by its fusion; None where ``many`` and ``some`` are measured, and decide."""
@@ -96,9 +101,9 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
     contractions = tuple(i for i in items if i.kind == "contraction")
     along = tuple(i for i in items if i.kind in ("scan", "sort"))
     scattered = [o for o in nest.outputs if scatter_of(o) is not None]
-    in_order = (*(i.node for i in along), *(node for node in map(scatter_of, scattered) if node is not None))
-    if in_order and (contractions or not limits.scans):
-        raise ScheduleError("no generated scan or sort", why=f"{in_order[0].op.name} is in the kernel")
+    in_order = nodes_in_order(nest, along)
+    if in_order and contractions:
+        raise _not_in_order(f"{in_order[0].op.name} is in the kernel")
     if contractions and any(len(r.operands) > 1 for r in reductions):
         raise ScheduleError("a reduction is over a concatenation", why="each part has its own loop")
     attention = find_attention(nest) if limits.small_m else None
@@ -120,7 +125,25 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
             )
             why = f"{r.node.op.name} has {own}, {first} has {others}"
             raise ScheduleError("reductions have different rows", why=why)
-    return Shape("row", ordered(nest, rows), reductions=reductions, scans=along)
+    shape = Shape("row", ordered(nest, rows), reductions=reductions, scans=along)
+    if in_order and (why := next(limits.in_order(nest, shape), "")):
+        raise _not_in_order(why)
+    return shape
+
+
+def nodes_in_order(nest: LoopNest, along: Iterable[IndexedExpr]) -> tuple[Node, ...]:
+    """Return the scans, sorts and scatters of a nest.
+
+    Args:
+        nest: the nest.
+        along: its scans and sorts.
+    """
+    scatters = [node for node in map(scatter_of, nest.outputs) if node is not None]
+    return (*(item.node for item in along), *scatters)
+
+
+def _not_in_order(why: str) -> ScheduleError:
+    return ScheduleError("no generated scan or sort", why=why)
 
 
 def _rows_of(item: IndexedExpr) -> frozenset[Axis]:

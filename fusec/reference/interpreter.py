@@ -223,7 +223,7 @@ class Machine:
     def argsort(self, node: Node, x: Datum) -> Datum:
         """Return where the first elements in order are."""
         count = evaluate_size(node.attributes["count"], self.symbols)
-        return torch.sort(x, stable=True, descending=node.attributes["descending"]).indices[..., :count]
+        return argsort(x, node.attributes["descending"], count)
 
     def look_up(self, node: Node, table: Datum, index: Datum) -> Datum:
         """Return elements of a table; torch raises an error for an index out of range."""
@@ -251,6 +251,11 @@ def scatter(target: Tensor, dim: int, index: Tensor, value: Tensor, reduce: str 
     if reduce is None:
         return target.scatter_(dim, index, value)
     return target.scatter_reduce_(dim, index, value, reduce)
+
+
+def argsort(x: Tensor, descending: bool, count: int) -> Tensor:
+    """Return where the first elements of each row in order are."""
+    return torch.sort(x, stable=True, descending=descending).indices[..., :count]
 
 
 def reducing(node: Node) -> str | None:

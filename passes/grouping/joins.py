@@ -168,9 +168,9 @@ class Grouping:
             return False
         if node.is_op("concat"):
             return not self.candidates.refusal({node}) or self._materialize_views(node)
-        if node.has(Trait.WRITE):
+        if node.has(Trait.WRITE) and not node.is_op("scatter"):
             return True
-        if node.has(Trait.LOOKUP | _ORDERED):
+        if node.has(Trait.LOOKUP | _ORDERED) or node.is_op("scatter"):
             return not self.candidates.refusal({node}) or self._materialize_views(node)
         if node.has(Trait.VIEW):
             return self._reaches_boundary(node) and self._is_copied(node)
@@ -281,7 +281,8 @@ class Grouping:
                     self.refusals[producer, node] = refusal
 
     def _remark_unfused(self, nodes: list[Node]) -> None:
-        """Leave a remark for every attention, and every producer and reader, in several kernels."""
+        """Leave a remark for every attention, and every producer and reader, in several kernels or in none."""
+        self._remark_unordered(nodes)
         for node, refusal in self.unfused_attention.items():
             self._remark_missed(node, "attention takes several kernels", "attention", refusal)
         for node in nodes:
@@ -293,6 +294,13 @@ class Grouping:
                 if not self._is_no_attention(first | second, refusal):
                     message = f"{producer.op.name} and {node.op.name} are in two kernels"
                     self._remark_missed(node, message, node.op.name, refusal, self._between(producer, node))
+
+    def _remark_unordered(self, nodes: list[Node]) -> None:
+        """Leave a remark for every scan, sort and scatter in no kernel."""
+        for node in nodes:
+            is_in_order = node.has(_ORDERED) or node.is_op("scatter")
+            if is_in_order and node not in self.partition.group_of and (refusal := self.candidates.refusal({node})):
+                self._remark_missed(node, f"{node.op.name} is in no kernel", node.op.name, refusal)
 
     def _between(self, producer: Node, node: Node) -> int:
         """Return the bytes of what a node reads of another, written and read, for a tool that shows them."""

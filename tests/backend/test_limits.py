@@ -84,6 +84,16 @@ def test_the_first_of_equal_elements_is_selected() -> None:
     assert indices.tolist() == [[1, 2, 4], [0, 1, 2]]
 
 
+def test_products_of_parts_of_a_row_may_overflow_on_a_gpu() -> None:
+    pytest.importorskip("triton")
+    x = torch.full((1, 64), 1e38)
+    x[0, 0] = 0.0
+    for target in ("cpp", "triton"):
+        torch._dynamo.reset()
+        found = torch.compile(lambda x: x.cumprod(-1), backend="fusec", options={"target": target})(x)
+        assert found[0, :9].eq(0).all() and bool(found.isnan().any()) == (target == "triton")
+
+
 @pytest.mark.parametrize("rows", [1, 8, 64])
 def test_denormal_bfloat16_may_be_zero_in_matmuls(rows: int) -> None:
     x, w = torch.full((rows, 64), 1e-39).bfloat16(), torch.full((64, 64), 1e38).bfloat16()

@@ -15,7 +15,6 @@ from fusec.codegen.tile.kernel import (
     Dot,
     DotTiles,
     Prefetch,
-    Scan,
     Sort,
     Statement,
     TableLookup,

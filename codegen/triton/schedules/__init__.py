@@ -9,7 +9,7 @@ from fusec.codegen.tile.rows import Tiling, schedule_rows
 from fusec.codegen.triton.schedules.attention import schedule_tiled_attention
 from fusec.codegen.triton.schedules.gemm import schedule_tiled_contraction
 from fusec.codegen.triton.schedules.grouped_gemm import schedule_tiled_groups
-from fusec.codegen.triton.schedules.heuristics import MAX_TILE, default_config, other_configs
+from fusec.codegen.triton.schedules.heuristics import MAX_SCANNED, MAX_TILE, default_config, other_configs
 from fusec.codegen.triton.schedules.split_rows import schedule_split_rows
 from fusec.errors import ScheduleError
 from fusec.loops.grouped import find_grouped_products
@@ -18,6 +18,8 @@ from fusec.loops.plan import Plan
 
 _LANES = 1024
 """Elements of a tile that is not a row."""
+_SERIAL = 128
+"""Lanes of a tile that a serial loop moves over rows in order. Few: no other axis has enough programs."""
 
 
 def schedule(plan: Plan, name: str, machine: Machine | None = None, config: KernelConfig | None = None) -> Kernel:
@@ -47,7 +49,8 @@ def schedule(plan: Plan, name: str, machine: Machine | None = None, config: Kern
     elif config.splits > 1:
         statements = schedule_split_rows(emitter, nest, shape, config)
     else:
-        tiling = Tiling(config.columns, grain=1, longest_row=MAX_TILE, cuts=1, has_scratch=False)
+        longest = MAX_SCANNED if shape.scans else MAX_TILE
+        tiling = Tiling(config.columns, grain=1, longest_row=longest, serial_lanes=_SERIAL, cuts=1, has_scratch=False)
         statements = schedule_rows(emitter, nest, shape, tiling)
     if any(b.role == "scratch" for b in emitter.scratch):
         raise ScheduleError("the kernel needs scratch memory")

@@ -14,6 +14,7 @@ from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, TiledProducts, length, multiplied, power_of_two
 from fusec.codegen.triton.schedules.split_rows import levels, may_split, side_by_side
 from fusec.ir.types import F64, accumulation, estimate, product
+from fusec.loops.affine import at_least
 from fusec.loops.attention import FEW_QUERIES, Attention
 from fusec.loops.grouped import GroupedProducts, find_grouped_products, is_stored
 from fusec.loops.indexing import LoopNest
@@ -21,6 +22,11 @@ from fusec.loops.kinds import Shape, is_computed
 
 MAX_TILE = 16384
 """The longest row that a program holds without spilling registers (sm_80, sm_90 and gfx942)."""
+MAX_SCANNED = 4096
+"""The longest row that a program holds where it is scanned, in float64. Of 8192 elements, a softmax and its running sum
+were seen to spill (sm_90), as NVIDIA's assembler takes 64 registers of 128."""
+_SCANNED = 2048
+"""Elements of a tile of a longer row that is scanned."""
 _STAGES, _STAGES_OF_FEW = 3, 5
 _STAGES_OF_AMD = 2
 _WARPS_OF_FEW = 4
@@ -78,6 +84,9 @@ def default_config(nest: LoopNest, shape: Shape, machine: Machine, lanes: int) -
         return _few_rows(products, machine) if products.few else _many_rows(products, machine)
     if (groups := find_grouped_products(nest, shape)) is not None:
         return _groups(groups, machine)
+    if shape.scans:
+        whole = all(at_least(MAX_SCANNED, axis.size) for item in shape.scans for axis in item.bound)
+        return KernelConfig(columns=_SCANNED, registers=0 if whole else _registers(machine))
     return _long_rows(nest, shape, machine, lanes) if may_split(nest, shape) else KernelConfig(columns=lanes)
 
 

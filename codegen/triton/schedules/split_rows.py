@@ -27,7 +27,7 @@ _BLOCK, _PART = index_symbol("block"), index_symbol("part")
 
 def may_split(nest: LoopNest, shape: Shape) -> bool:
     """Return whether reductions are over the same static axes, and outputs are rows or one element of each."""
-    if shape.kind != "row":
+    if shape.kind != "row" or not shape.reductions or shape.scans:
         return False
     bound, rows = shape.reductions[0].bound, frozenset(shape.rows)
     alike = all(r.bound == bound for r in shape.reductions)
