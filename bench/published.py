@@ -119,6 +119,22 @@ PUBLISHED = {
             longest=1024,
         ),
         Published(
+            "mixtral",
+            "Mixtral 8x7B",
+            {
+                "hidden_size": 4096,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 14336,
+                "vocab_size": 32000,
+                "num_hidden_layers": LAYERS,
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+                "max_position_embeddings": 32768,
+            },
+            longest=32768,
+        ),
+        Published(
             "bert",
             "BERT base",
             {

@@ -1,7 +1,7 @@
 """What do Triton kernels of layers at their published sizes take on real chips? No GPU is needed, and no memory.
 
-``python -m bench.triton_chips``: Llama, Qwen3, Gemma3, GPT-2, BERT and T5, decoding and prefilling, in half types.
-Every kernel is compiled for each chip, as that chip's figures group it: registers, spills, shared memory,
+``python -m bench.triton_chips``: Llama, Qwen3, Mixtral, Gemma3, GPT-2, BERT and T5, decoding and prefilling, in half
+types. Every kernel is compiled for each chip, as that chip's figures group it: registers, spills, shared memory,
 instructions of the matrix unit, and the least time that the chip's limits leave it. It fails where a kernel spills,
 needs more shared memory than there is, multiplies matrices without the unit for it, may reach beyond a buffer, or is
 refused. With ``--candidates`` it is all others that ``autotune`` would time: what spills or takes too much memory there

@@ -36,6 +36,7 @@ from fusec.codegen.tile.kernel import (
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value, is_written, storage
 from fusec.ir.types import (
+    BF16,
     F32,
     F64,
     I8,
@@ -50,7 +51,7 @@ from fusec.ir.types import (
 )
 from fusec.loops import indexing
 from fusec.loops.affine import Affine, Axis, at_least
-from fusec.loops.casts import keeps_all
+from fusec.loops.casts import is_bfloat16, keeps_all
 from fusec.loops.indexing import DynamicIndex, IndexedExpr, Output
 
 _FAR = 2**40
@@ -465,7 +466,8 @@ class Emitter(Indices):
         level = self._level(item, operands)
         if not target.is_float:
             operands = (self.rounded(item.operands[0], operands[0]),)
-        rounds = target if accumulation(target) != target and not keeps_all(item.node) else None
+        exact = keeps_all(item.node) or (target == BF16 and is_bfloat16(item.operands[0].value))
+        rounds = target if accumulation(target) != target and not exact else None
         return self._define(item, Compute(self.fresh(), "cast", operands, accumulation(target), rounds), level)
 
 

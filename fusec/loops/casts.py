@@ -1,7 +1,10 @@
 """Casts that keep every value."""
 
+import math
+
 from fusec.ir.graph import Node, Value
-from fusec.ir.types import F16, F32, F64, holds_all
+from fusec.ir.ops import Trait
+from fusec.ir.types import BF16, F16, F32, F64, holds_all
 from fusec.loops.indexing import IndexedExpr
 from fusec.loops.intervals import interval
 
@@ -20,6 +23,35 @@ def keeps_all(cast: Node) -> bool:
     if wide.dtype.is_float:
         return max(map(abs, values)) <= _EXACT_IN.get(wide.dtype, EXACT)
     return values == interval(wide)
+
+
+def is_bfloat16(value: Value) -> bool:
+    """Return whether every element of a float32 value is a bfloat16 number, as those decoded from float8 are."""
+    node = value.producer
+    if node is None or value.dtype != F32:
+        return False
+    if node.is_op("constant"):
+        return math.isnan(node.attributes["value"])
+    if node.is_op("mul"):
+        return any(_enlarges(a) and is_bfloat16(b) for a, b in (node.operands, node.operands[::-1]))
+    if node.is_op("bitcast"):
+        bits = node.operands[0].producer
+        return bits is not None and bits.is_op("and") and any(map(_is_upper_mask, bits.operands))
+    if node.is_op("cast"):
+        return node.operands[0].dtype == BF16
+    return (node.has(Trait.VIEW) or node.is_op("where")) and all(map(is_bfloat16, node.operands[node.is_op("where") :]))
+
+
+def _enlarges(factor: Value) -> bool:
+    """Return whether a factor is a power of two that makes no number denormal, which has fewer bits."""
+    node = factor.producer
+    number = node.attributes["value"] if node is not None and node.is_op("constant") else 0.0
+    return math.isfinite(number) and number >= 1 and math.frexp(number)[0] == 0.5
+
+
+def _is_upper_mask(value: Value) -> bool:
+    node = value.producer
+    return node is not None and node.is_op("constant") and node.attributes["value"] & 0xFFFF == 0
 
 
 def uncast_value(value: Value) -> Value:

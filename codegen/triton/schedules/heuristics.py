@@ -145,8 +145,9 @@ def _groups(groups: GroupedProducts, machine: Machine) -> KernelConfig:
     """Return blocks of as many rows as a group has on average, or of few rows as for a small-M GEMM."""
     rows, bytes_ = estimate(product(tuple(axis.size for axis in groups.rows))), _bytes_of_groups(groups)
     most, columns, depth = _MANY[bytes_]
-    if not all(is_stored(right) for pairs in groups.products.values() for _, right in pairs):
-        most = max(MATRIX_ROWS, most // 2)  # whole ones were seen to spill where they are unpacked (sm_80)
+    stored = all(is_stored(right) for pairs in groups.products.values() for _, right in pairs)
+    if not stored or machine.code not in _WIDE:  # blocks of 128 rows were seen to spill (sm_80, sm_120)
+        most = max(MATRIX_ROWS, most // 2)
     block = min(most, max(MATRIX_ROWS, power_of_two(-(-rows // groups.count))))
     stages, warps = _stages(machine), 0
     if few := block == MATRIX_ROWS and bytes_ < F64.bytes:
