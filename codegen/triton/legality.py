@@ -7,7 +7,8 @@ from fusec.config import Config
 from fusec.ir.ops import Trait
 from fusec.ir.types import F32, I8
 from fusec.loops.indexing import IndexedExpr, LoopNest, walk
-from fusec.loops.kinds import FEW_ROWS, HALVES, Limits, Shape, nodes_in_order, prologue_objections, stored_bits
+from fusec.loops.kinds import FEW_ROWS, HALVES, Limits, Shape, prologue_objections, scatter_of, stored_bits
+from fusec.loops.serial import scatter_objections
 
 FEW_ROWS_OF_HALVES = 2 * FEW_ROWS
 """Rows of half types up to which a small-M GEMM has one block of rows. Every program reads the whole block: with more
@@ -39,9 +40,16 @@ def _weight_prologue(contraction: IndexedExpr) -> Iterator[str]:
 
 def _in_order(nest: LoopNest, shape: Shape) -> Iterator[str]:
     """Yield why a kernel may not scan, sort or scatter as it does."""
-    for node in nodes_in_order(nest, shape.scans):
-        if not node.has(Trait.SCAN):
-            yield f"{node.op.name} is in the kernel"
+    for item in shape.scans:
+        if not item.node.has(Trait.SCAN):
+            yield f"{item.node.op.name} is in the kernel"
+    for output in nest.outputs:
+        if (node := scatter_of(output)) is not None:
+            if shape.reductions or shape.scans:
+                yield "a scatter is with reductions or scans in one kernel"
+            destination, index = node.operands[0].tensor, node.operands[2]
+            elements = index.shape[node.attributes["dim"]]
+            yield from scatter_objections(destination, node.attributes["dim"], elements, index.shape)
 
 
 def _unpacked_rows(contraction: IndexedExpr) -> int:

@@ -11,6 +11,7 @@ from fusec.codegen.tile.kernel import (
     Buffer,
     Check,
     ClampIndex,
+    Combine,
     Compute,
     Constant,
     DotTiles,
@@ -354,6 +355,20 @@ class Statements:
         # Every warp loads a scalar: the one that overwrites it waits until all have it.
         shared = not axes and any(store.buffer in s.loads for s in walk(self.kernel.body))
         return f"tl.debug_barrier()\n{text}" if shared else text
+
+    @line.register
+    def _combine(self, combine: Combine, tiles: tuple[Tile, ...]) -> str:
+        """Print a load, a computation and a store; the barrier lets a lane load what another thread has stored."""
+        buffer, axes = combine.buffer, self._axes_in(combine.offset, tiles)
+        valid, dtype = self._valid_lanes(axes, tiles), accumulation(self.buffers[buffer].dtype)
+        pointer, old, new = self._pointer(buffer, combine.offset, axes), f"old_{buffer}", f"new_{buffer}"
+        load = f"tl.load({pointer}{f', mask={valid}, other=0' if valid else ''})"
+        load += "" if self.buffers[buffer].dtype == dtype else f".to({NAMES[dtype.name]})"
+        self._mark(old, axes)
+        self._mark(new, axes)
+        both = expression(Compute(new, combine.op, (old, combine.value), dtype), lambda name: self._along(name, axes))
+        store = f"tl.store({pointer}, {self._stored(new, buffer, axes)}{f', mask={valid}' if valid else ''})"
+        return f"tl.debug_barrier()\n{old} = {load}\n{new} = {both}\n{store}"
 
     def _stored(self, value: Operand, buffer: str, axes: tuple[str, ...]) -> str:
         dtype = self.buffers[buffer].dtype
