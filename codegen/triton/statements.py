@@ -28,6 +28,7 @@ from fusec.codegen.tile.kernel import (
     index_symbol,
     walk,
 )
+from fusec.codegen.tile.sort_tile import SortTile
 from fusec.codegen.triton.arithmetic import (
     COMBINERS,
     NAMES,
@@ -42,7 +43,7 @@ from fusec.codegen.triton.arithmetic import (
 from fusec.codegen.triton.signature import TRITON, blocks, described, identifier, wide
 from fusec.codegen.triton.tiles import lanes_along, mentioned, spans, tile_axes
 from fusec.errors import ScheduleError
-from fusec.ir.types import F32, F64, I8, I64, DType, Size, accumulation
+from fusec.ir.types import BOOL, F32, F64, I8, I64, DType, Size, accumulation
 
 
 @dataclass(frozen=True)
@@ -289,6 +290,25 @@ class Statements:
         lines = [f"{each} = {value}", f"{dst} = ({so_far}){narrowed_to}"]
         if not tile.whole:
             lines.append(f"{acc} = {combined(op, wide, acc, reduced(op, wide, each, dim))}")
+        return "\n".join(lines)
+
+    @line.register
+    def _sort_tile(self, sort: SortTile, tiles: tuple[Tile, ...]) -> str:
+        """Print a sort of keys with their places below them, in 64 bits: it is stable, and the places are the order."""
+        tile, along = next(t for t in tiles if t.axis == sort.axis), (sort.along,)
+        keys, order, values = identifier(sort.keys), identifier(sort.order), identifier(sort.values)
+        shape, own = self._shape((tile.axis,)), self.tiles.get(sort.keys, ())
+        keys = keys if own else f"tl.broadcast_to({keys}, {shape})"
+        key = f"{'~' if sort.descending else ''}sort_key({keys})"
+        key = f"tl.where({tile.mask}, {key}, 0x7FFFFFFF)" if tile.mask else key
+        lines = [f"{order} = places_in_order({key}, tl.arange(0, {tile.block}))"]
+        if any(sort.values in s.reads for s in walk(self.kernel.body)):
+            # The interpreter has no gather of booleans.
+            as_byte = ".to(tl.int8)" if sort.dtype == BOOL else ""
+            back = " != 0" if sort.dtype == BOOL else ""
+            lines.append(f"{values} = tl.gather({keys}{as_byte}, {order}.to(tl.int32), 0){back}")
+        self._mark(sort.order, along)
+        self._mark(sort.values, along)
         return "\n".join(lines)
 
     def _wide_value(self, value: Operand, dtype: DType, axes: tuple[str, ...]) -> str:
