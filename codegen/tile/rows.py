@@ -14,6 +14,7 @@ from fusec.codegen.tile.chains import Run, chained
 from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.in_order import may_have_lanes
 from fusec.codegen.tile.kernel import Buffer, Constant, Operand, Sort, Statement, Store, Update, index_symbol
+from fusec.codegen.tile.sort_tile import emit_sort
 from fusec.ir.graph import Node
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation, estimate, product
 from fusec.loops.affine import Affine, Axis
@@ -149,11 +150,11 @@ class Rows:
     def fill(self) -> None:
         """Emit reductions level by level; outputs that are ready are stored in the same loop."""
         phases = self._phases()
-        if self._fits_one_tile(phases):
+        sorts = [item for item in self.shape.scans if item.kind == "sort"]
+        if not sorts and self._fits_one_tile(phases):
             self._whole_row(phases)
             return
         self._plan_scratch(phases)
-        sorts = [item for item in self.shape.scans if item.kind == "sort"]
         for bound, reductions, outputs in phases:
             depth = reductions[0].depth if reductions else math.inf
             for item in [i for i in sorts if i.depth <= depth]:
@@ -165,7 +166,10 @@ class Rows:
                 self.stores(outputs)
 
     def _sort(self, item: IndexedExpr) -> None:
-        """Emit a sort of the row, whose result is kept in scratch."""
+        """Emit a sort of the row, whose result is kept in scratch, or is a tile."""
+        if not self.tiling.has_scratch:
+            emit_sort(self.emitter, item, self.shape.scans, self._lanes(item.bound[0]))
+            return
         (x,), (axis,), emitter = item.operands, item.bound, self.emitter
         at = item.index[:-1]
         sort = sort_of(item.node)
@@ -419,6 +423,8 @@ class Rows:
         lanes, longest = self.tiling.lanes, self.tiling.longest_row
         if longest is None:
             return lanes
+        # The first elements in order are in a tile with all others.
+        axis = next((i.bound[0] for i in self.shape.scans if i.kind == "sort" and axis in i.index[-1].axes), axis)
         if axis in self.shape.rows and nodes_in_order(self.nest, self.shape.scans):
             limit = self.tiling.serial_lanes
         elif self.shape.kind == "row":

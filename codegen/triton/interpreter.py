@@ -66,7 +66,8 @@ class InterpretedKernel:
 
 def _define(grid: Kernel, source: str) -> Any:
     source = source.replace("@triton.jit", "@device_function").replace("tl.range(", "range(")
-    return define(grid, source, device_function=_device_function, range=_range)
+    source = source.replace("tl.sort(", "sorted_tile(")
+    return define(grid, source, device_function=_device_function, range=_range, sorted_tile=_sorted)
 
 
 def _device_function(function: Any) -> Any:
@@ -78,6 +79,11 @@ def _device_function(function: Any) -> Any:
 def _range(*bounds: Any, num_stages: int = 0) -> range:
     """Return Python's range of scalars of the interpreter, whose ``__index__`` fails in Triton 3.6."""
     return range(*(bound.handle.data.item() if isinstance(bound, tl.tensor) else bound for bound in bounds))
+
+
+def _sorted(tile: Any) -> Any:
+    """Return a sorted tile: the interpreter goes through the steps of Triton's sort lane by lane."""
+    return tl.tensor(TensorHandle(np.sort(tile.handle.data), tile.dtype.scalar), tile.type)
 
 
 @contextmanager

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusec.config import Config
-from fusec.ir.ops import Trait
 from fusec.ir.types import F32, I8
+from fusec.loops.affine import Affine
 from fusec.loops.indexing import IndexedExpr, LoopNest, walk
-from fusec.loops.kinds import FEW_ROWS, HALVES, Limits, Shape, nodes_in_order, prologue_objections, stored_bits
+from fusec.loops.kinds import FEW_ROWS, HALVES, Limits, Shape, prologue_objections, scatter_of, stored_bits
+from fusec.loops.serial import scatter_objections
+from fusec.loops.sorts import tile_objections
 
 FEW_ROWS_OF_HALVES = 2 * FEW_ROWS
 """Rows of half types up to which a small-M GEMM has one block of rows. Every program reads the whole block: with more
@@ -39,9 +41,34 @@ def _weight_prologue(contraction: IndexedExpr) -> Iterator[str]:
 
 def _in_order(nest: LoopNest, shape: Shape) -> Iterator[str]:
     """Yield why a kernel may not scan, sort or scatter as it does."""
-    for node in nodes_in_order(nest, shape.scans):
-        if not node.has(Trait.SCAN):
-            yield f"{node.op.name} is in the kernel"
+    yield from _sort_objections(nest, shape)
+    for output in nest.outputs:
+        if (node := scatter_of(output)) is not None:
+            if shape.reductions or shape.scans:
+                yield "a scatter is with reductions or scans in one kernel"
+            destination, index = node.operands[0].tensor, node.operands[2]
+            elements = index.shape[node.attributes["dim"]]
+            yield from scatter_objections(destination, node.attributes["dim"], elements, index.shape)
+
+
+def _sort_objections(nest: LoopNest, shape: Shape) -> Iterator[str]:
+    """Yield why the rows of a kernel are not sorted in tiles, where a lane has one element, in its place."""
+    sorts, rows = [i for i in shape.scans if i.kind == "sort"], frozenset(shape.rows)
+    for item in sorts:
+        yield from tile_objections(item.operands[0].value.tensor)
+        position = item.index[-1]
+        if len(position.axes) != 1 or position != Affine.of([(position.axes[0], 1)]):
+            yield "elements of a sorted row are read at other places than their own"
+        elif not isinstance(position.axes[0].size, int):
+            yield f"the size {position.axes[0].size} is not known at compile time"
+    if len({item.bound[0].size for item in sorts}) > 1:
+        yield "sorts of rows of different lengths have different tiles"
+    places = {axis for item in sorts for axis in item.index[-1].axes}
+    read = [(r.operands, frozenset(r.bound)) for r in shape.reductions]
+    read += [((o.root,), o.axes - rows) for o in nest.outputs]
+    for roots, over in read:
+        if not set(sorts).isdisjoint(walk(roots)) and (len(over) > 1 or not over <= places):
+            yield "a sorted row is read in loops of another one"
 
 
 def _unpacked_rows(contraction: IndexedExpr) -> int:

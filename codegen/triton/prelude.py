@@ -162,6 +162,19 @@ def shift_right(x, y, bits):
     inside = (y >= 0) & (y < bits)
     return tl.where(inside, x >> tl.where(inside, y, 0), tl.where(x < 0, -1, 0)).to(x.dtype)
 
+def sort_key(x):
+    """A 32-bit integer in the order of x; NaN is the largest, and zeros are equal."""
+    if x.dtype.is_floating():
+        bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
+        key = tl.where(x != x, 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+    else:
+        key = x.to(tl.int32)
+    return key
+
+def places_in_order(key, place):
+    """The places of the keys in ascending order, equal keys in the order of their places."""
+    return tl.sort((key.to(tl.int64) << 32) | place.to(tl.int64)) & 0xFFFF
+
 def floor_divide_int(x, y):
     """floor(x / y)."""
     q = x // y

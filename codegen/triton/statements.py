@@ -11,6 +11,7 @@ from fusec.codegen.tile.kernel import (
     Buffer,
     Check,
     ClampIndex,
+    Combine,
     Compute,
     Constant,
     DotTiles,
@@ -27,6 +28,7 @@ from fusec.codegen.tile.kernel import (
     index_symbol,
     walk,
 )
+from fusec.codegen.tile.sort_tile import SortTile
 from fusec.codegen.triton.arithmetic import (
     COMBINERS,
     NAMES,
@@ -41,7 +43,7 @@ from fusec.codegen.triton.arithmetic import (
 from fusec.codegen.triton.signature import TRITON, blocks, described, identifier, wide
 from fusec.codegen.triton.tiles import lanes_along, mentioned, spans, tile_axes
 from fusec.errors import ScheduleError
-from fusec.ir.types import F32, F64, I8, I64, DType, Size, accumulation
+from fusec.ir.types import BOOL, F32, F64, I8, I64, DType, Size, accumulation
 
 
 @dataclass(frozen=True)
@@ -290,6 +292,25 @@ class Statements:
             lines.append(f"{acc} = {combined(op, wide, acc, reduced(op, wide, each, dim))}")
         return "\n".join(lines)
 
+    @line.register
+    def _sort_tile(self, sort: SortTile, tiles: tuple[Tile, ...]) -> str:
+        """Print a sort of keys with their places below them, in 64 bits: it is stable, and the places are the order."""
+        tile, along = next(t for t in tiles if t.axis == sort.axis), (sort.along,)
+        keys, order, values = identifier(sort.keys), identifier(sort.order), identifier(sort.values)
+        shape, own = self._shape((tile.axis,)), self.tiles.get(sort.keys, ())
+        keys = keys if own else f"tl.broadcast_to({keys}, {shape})"
+        key = f"{'~' if sort.descending else ''}sort_key({keys})"
+        key = f"tl.where({tile.mask}, {key}, 0x7FFFFFFF)" if tile.mask else key
+        lines = [f"{order} = places_in_order({key}, tl.arange(0, {tile.block}))"]
+        if any(sort.values in s.reads for s in walk(self.kernel.body)):
+            # The interpreter has no gather of booleans.
+            as_byte = ".to(tl.int8)" if sort.dtype == BOOL else ""
+            back = " != 0" if sort.dtype == BOOL else ""
+            lines.append(f"{values} = tl.gather({keys}{as_byte}, {order}.to(tl.int32), 0){back}")
+        self._mark(sort.order, along)
+        self._mark(sort.values, along)
+        return "\n".join(lines)
+
     def _wide_value(self, value: Operand, dtype: DType, axes: tuple[str, ...]) -> str:
         """Return an operand as a tile over these axes, in the type of a sum."""
         if isinstance(value, Constant):
@@ -354,6 +375,20 @@ class Statements:
         # Every warp loads a scalar: the one that overwrites it waits until all have it.
         shared = not axes and any(store.buffer in s.loads for s in walk(self.kernel.body))
         return f"tl.debug_barrier()\n{text}" if shared else text
+
+    @line.register
+    def _combine(self, combine: Combine, tiles: tuple[Tile, ...]) -> str:
+        """Print a load, a computation and a store; the barrier lets a lane load what another thread has stored."""
+        buffer, axes = combine.buffer, self._axes_in(combine.offset, tiles)
+        valid, dtype = self._valid_lanes(axes, tiles), accumulation(self.buffers[buffer].dtype)
+        pointer, old, new = self._pointer(buffer, combine.offset, axes), f"old_{buffer}", f"new_{buffer}"
+        load = f"tl.load({pointer}{f', mask={valid}, other=0' if valid else ''})"
+        load += "" if self.buffers[buffer].dtype == dtype else f".to({NAMES[dtype.name]})"
+        self._mark(old, axes)
+        self._mark(new, axes)
+        both = expression(Compute(new, combine.op, (old, combine.value), dtype), lambda name: self._along(name, axes))
+        store = f"tl.store({pointer}, {self._stored(new, buffer, axes)}{f', mask={valid}' if valid else ''})"
+        return f"tl.debug_barrier()\n{old} = {load}\n{new} = {both}\n{store}"
 
     def _stored(self, value: Operand, buffer: str, axes: tuple[str, ...]) -> str:
         dtype = self.buffers[buffer].dtype

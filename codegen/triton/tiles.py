@@ -7,6 +7,7 @@ from typing import Any
 import sympy
 
 from fusec.codegen.tile.kernel import DotTiles, Fold, Init, Kernel, Loop, Scan, Statement, Update, index_symbol, walk
+from fusec.codegen.tile.sort_tile import SortTile
 from fusec.ir.types import Size, simplify
 
 
@@ -67,6 +68,8 @@ def spans(kernel: Kernel) -> dict[str, frozenset[str]]:
             updated = {statement.result: span}
             if isinstance(statement, Scan):
                 updated[statement.acc] = span - {statement.axis}
+            elif isinstance(statement, SortTile):
+                updated = dict.fromkeys((statement.order, statement.values), frozenset({statement.along}))
             for name, span in updated.items():
                 if not span <= found.get(name, frozenset()):
                     found[name], changed = found.get(name, frozenset()) | span, True

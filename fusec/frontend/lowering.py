@@ -230,16 +230,6 @@ def lowers(*targets: str) -> Callable[[Handler], Handler]:
     return register
 
 
-def require_cpu(low: Lowering, what: str) -> None:
-    """Refuse an operation that kernels compute on CPUs only.
-
-    Raises:
-        ImportFailure: where the present device is another.
-    """
-    if low.device != "cpu":
-        raise ImportFailure(f"a {what} on {low.device}", why="there is a kernel for it on CPUs only")
-
-
 def common_dtype(call: Call, *names: str) -> DType:
     """The type to which torch promotes these arguments for a comparison."""
     fakes = [call.fakes[n] for n in names]

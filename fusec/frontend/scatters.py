@@ -1,15 +1,16 @@
-"""Scatters of ATen: a copy of the old value is updated. Only on CPUs, where the order of updates is known."""
+"""Scatters of ATen: a copy of the old value is updated, in order."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 from fusec.errors import ImportFailure
-from fusec.frontend.lowering import Call, Lowering, lowers, require_cpu
+from fusec.frontend.lowering import Call, Lowering, lowers
 from fusec.frontend.views import counted_from_start, joined_rows, replaced_at
 from fusec.ir.graph import Value, base, storage
-from fusec.ir.types import BF16, BOOL, F16, F32, I32, I64, DType, product, same_shape
+from fusec.ir.types import BF16, BOOL, F16, F32, I32, I64, DType, contiguous_strides, product, same_shape
 from fusec.loops.intervals import range_of
+from fusec.loops.serial import scatter_objections
 
 _REPLACING = ("aten.scatter.src", "aten.scatter.value")
 _SCATTERS = ("aten.scatter_add.default", "aten.scatter.reduce", "aten.scatter.value_reduce", "aten.scatter_reduce.two")
@@ -193,7 +194,7 @@ def _identity(combine: str, dtype: DType) -> float | int | bool:
 
 def _into(low: Lowering, x: Value, value: Value, places: _Places, combine: str = "", covered: bool = False) -> Value:
     """Scatter into a copy of a tensor, of which nothing is left if it is ``covered``."""
-    require_cpu(low, "scatter")
+    require_order(low, x, value, places.dim)
     attributes = {name: word for name, word in (("combine", combine), ("error", places.error)) if word}
     if low.overwritten is not None and storage(x) is low.overwritten:
         return low.emit("scatter", x, value, places.index, dim=places.dim, **attributes)
@@ -204,6 +205,19 @@ def _into(low: Lowering, x: Value, value: Value, places: _Places, combine: str =
     if not is_number and not covered:
         destination = low.emit("write", destination, x)
     return low.emit("scatter", destination, value, places.index, dim=places.dim, **attributes)
+
+
+def require_order(low: Lowering, x: Value, value: Value, dim: int) -> None:
+    """Refuse a scatter into a copy of a tensor whose elements a GPU does not take in order.
+
+    Raises:
+        ImportFailure: where the present device is no CPU.
+    """
+    if low.device != "cpu":
+        copied = replace(x.tensor, strides=contiguous_strides(x.shape))
+        why = next(scatter_objections(copied, dim, value.shape[dim], value.shape), "")
+        if why:
+            raise ImportFailure(f"a scatter on {low.device}", why=why)
 
 
 def _covers(places: _Places, x: Value) -> bool:

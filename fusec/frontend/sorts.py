@@ -1,9 +1,10 @@
 """Scans and sorts of ATen. On GPUs sorts stay in ATen, which has kernels for rows of any length."""
 
 from fusec.errors import ImportFailure
-from fusec.frontend.lowering import Call, Lowering, lowers, require_cpu
+from fusec.frontend.lowering import Call, Lowering, lowers
 from fusec.ir.graph import Value
 from fusec.ir.types import Size
+from fusec.loops.sorts import tile_objections
 
 
 @lowers("aten.cumsum.default", "aten.cumprod.default")
@@ -27,13 +28,15 @@ def _topk(low: Lowering, call: Call) -> list[Value | None]:
 
 def _first(low: Lowering, call: Call, count: Size, descending: bool) -> tuple[Value, Value]:
     """Return the first elements in order, and where they are."""
-    require_cpu(low, "sort")
     x: Value = call["self"]
     rank = len(x.shape)
     if rank == 0:
         raise ImportFailure("a sort of a single number", why="it has no dim")
     dims = list(range(rank))
     dims[call["dim"]], dims[-1] = dims[-1], dims[call["dim"]]
+    rows_type = x.tensor.with_shape(tuple(x.shape[d] for d in dims))
+    if low.device != "cpu" and (why := next(tile_objections(rows_type), "")):
+        raise ImportFailure(f"a sort on {low.device}", why=why)
     swapped = dims != sorted(dims)
     rows = low.emit("permute", x, dims=tuple(dims)) if swapped else x
     places = low.emit("argsort", rows, descending=descending, count=count)

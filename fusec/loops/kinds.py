@@ -143,7 +143,7 @@ def nodes_in_order(nest: LoopNest, along: Iterable[IndexedExpr]) -> tuple[Node, 
 
 
 def _not_in_order(why: str) -> ScheduleError:
-    return ScheduleError("no generated scan or sort", why=why)
+    return ScheduleError("no generated scan, sort or scatter", why=why)
 
 
 def _rows_of(item: IndexedExpr) -> frozenset[Axis]:

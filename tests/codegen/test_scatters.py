@@ -1,6 +1,7 @@
-"""Scatters that combine elements, on CPUs: eager's sums and extremes in one kernel, in order, with repeated places."""
+"""Scatters that combine elements: eager's sums and extremes in one kernel, in order, with repeated places."""
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from math import inf, nan
 from typing import Any
 
@@ -13,8 +14,10 @@ from fusec.config import Config
 from fusec.dynamo import compiled_graphs
 from fusec.errors import ImportFailure
 from fusec.frontend import trace
-from fusec.frontend.lowering import Lowering, require_cpu
+from fusec.frontend.lowering import Lowering
+from fusec.frontend.scatters import require_order
 from fusec.ir.graph import Graph
+from fusec.ir.types import F32, TensorType
 from tests.combinations import rotating
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce:UserWarning", "ignore:The reduce argument:UserWarning")
@@ -23,6 +26,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool]
 OTHERS = [torch.float64, torch.float16, torch.int32, torch.int16, torch.uint8]
 NUMBERS = [*DTYPES[:-1], *OTHERS]
 REDUCTIONS = ["sum", "prod", "amax", "amin", "mean"]
+both = pytest.mark.parametrize("target", ["cpp", "triton"])
 PLACES = torch.tensor([3, 0, 3, 3, 5, 0, 3, 1])
 """Of six rows: some several times, some never."""
 
@@ -36,16 +40,23 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
     return torch.randint(0 if dtype == torch.uint8 else -2, 4, shape, generator=generator(seed)).to(dtype)
 
 
-def run(function: Callable[..., Any], *inputs: Tensor, symbolic: bool = False) -> tuple[list[Tensor], list[str]]:
+def run(
+    function: Callable[..., Any], *inputs: Tensor, symbolic: bool = False, target: str = "cpp"
+) -> tuple[list[Tensor], list[str]]:
     """Run a function as a program without fallbacks; return its results and the kinds of its steps."""
-    made = compile_graph(trace(function, list(inputs), symbolic=symbolic), Config(strict=True)).program
+    if target == "triton":
+        pytest.importorskip("triton")
+    config = Config(strict=True, target=target)
+    made = compile_graph(trace(function, list(inputs), symbolic=symbolic), config).program
     return made([x.clone() for x in inputs]), [step.kind for step in made.steps]
 
 
-def check(functions: Iterable[Callable[..., Tensor]], *inputs: Tensor, symbolic: bool = False) -> None:
+def check(
+    functions: Iterable[Callable[..., Tensor]], *inputs: Tensor, symbolic: bool = False, target: str = "cpp"
+) -> None:
     """Check that the results of all functions are eager's, with eager's strides, and that kernels compute them."""
     made = list(functions)
-    found, steps = run(lambda *xs: tuple(f(*xs) for f in made), *inputs, symbolic=symbolic)
+    found, steps = run(lambda *xs: tuple(f(*xs) for f in made), *inputs, symbolic=symbolic, target=target)
     for one, function in zip(found, made, strict=True):
         expected = function(*inputs)
         assert one.dtype == expected.dtype and one.stride() == expected.stride()
@@ -53,8 +64,9 @@ def check(functions: Iterable[Callable[..., Tensor]], *inputs: Tensor, symbolic:
     assert "kernel" in steps and not {"opaque", "interpreted"} & set(steps)
 
 
+@both
 @pytest.mark.parametrize("dtype", [*DTYPES, *(pytest.param(d, marks=pytest.mark.thorough) for d in OTHERS)], ids=str)
-def test_rows_are_added(dtype: torch.dtype) -> None:
+def test_rows_are_added(dtype: torch.dtype, target: str) -> None:
     functions: list[Callable[..., Tensor]] = [
         lambda x, i, s: x.index_add(0, i, s),
         lambda x, i, s: x[:, :6].index_add(-1, i.int(), s[:6, :8]),
@@ -62,11 +74,12 @@ def test_rows_are_added(dtype: torch.dtype) -> None:
     ]
     if dtype != torch.bool:
         functions.append(lambda x, i, s: x.index_add(0, i, s * s, alpha=2))
-    check(functions, numbers(6, 40, dtype=dtype), PLACES, numbers(8, 40, dtype=dtype, seed=1))
+    check(functions, numbers(6, 40, dtype=dtype), PLACES, numbers(8, 40, dtype=dtype, seed=1), target=target)
 
 
+@both
 @pytest.mark.parametrize(("reduce", "dtype"), rotating(REDUCTIONS, NUMBERS), ids=str)
-def test_elements_are_combined(reduce: str, dtype: torch.dtype) -> None:
+def test_elements_are_combined(reduce: str, dtype: torch.dtype, target: str) -> None:
     x, new = numbers(6, 7, dtype=dtype), numbers(9, 7, dtype=dtype, seed=1)
     places = torch.randint(0, 6, (6, 5), generator=generator())
     functions: list[Callable[..., Tensor]] = [
@@ -75,11 +88,12 @@ def test_elements_are_combined(reduce: str, dtype: torch.dtype) -> None:
     ]
     if reduce != "sum":
         functions.append(lambda x, i, s: x.index_reduce(0, i[0], s[:5], reduce, include_self=False))
-    check(functions, x, places, new)
+    check(functions, x, places, new, target=target)
 
 
+@both
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_elements_are_combined_by_other_spellings(symbolic: bool) -> None:
+def test_elements_are_combined_by_other_spellings(symbolic: bool, target: str) -> None:
     functions: list[Callable[..., Tensor]] = [
         lambda x, i, s: x.scatter_add(0, i, s * 2), lambda x, i, s: x[0].scatter_add(0, i[0], s[0]),
         lambda x, i, s: x.scatter(1, i, s, reduce="add"), lambda x, i, s: x.scatter(1, i, 3.0, reduce="multiply"),
@@ -91,21 +105,29 @@ def test_elements_are_combined_by_other_spellings(symbolic: bool) -> None:
         lambda x, i, s: x.index_add(0, i[0, :0], s[:0]),
     ]  # fmt: skip
     check(functions, numbers(6, 7), torch.randint(0, 6, (6, 7), generator=generator()), numbers(6, 7, seed=1),
-          symbolic=symbolic)  # fmt: skip
+          symbolic=symbolic, target=target)  # fmt: skip
 
 
-def test_an_index_that_is_the_same_for_a_whole_row() -> None:
+@both
+def test_an_index_that_is_the_same_for_a_whole_row(target: str) -> None:
     functions: list[Callable[..., Tensor]] = [
         lambda x, i, s: x.scatter(1, i.expand(-1, 7), s * 2), lambda x, i, s: x.scatter_add(1, i.expand(-1, 7), s * 2),
         lambda x, i, s: x.scatter_reduce(0, i.expand(-1, 7), s, "amax"),
         lambda x, i, s: x.scatter_add(1, i.expand(-1, 7), torch.ones(6, 7)),
         lambda x, i, s: x.scatter_add(0, i.expand(-1, 7), s[:, :1].expand(-1, 7)),
     ]  # fmt: skip
-    check(functions, numbers(6, 7), torch.randint(0, 6, (6, 1), generator=generator()), numbers(6, 7, seed=1))
+    check(
+        functions,
+        numbers(6, 7),
+        torch.randint(0, 6, (6, 1), generator=generator()),
+        numbers(6, 7, seed=1),
+        target=target,
+    )
 
 
+@both
 @pytest.mark.parametrize("combine", [False, True])
-def test_an_input_that_is_expanded_as_index(combine: bool) -> None:
+def test_an_input_that_is_expanded_as_index(combine: bool, target: str) -> None:
     """All elements of a row have one place: the last is kept."""
     functions: list[Callable[..., Tensor]] = [
         lambda x, i, s: x.scatter_reduce(1, i, s, "amax") if combine else x.scatter(1, i, s),
@@ -113,13 +135,16 @@ def test_an_input_that_is_expanded_as_index(combine: bool) -> None:
     ]
     for shape in ((6, 1), (1, 1)):
         index = torch.randint(0, 8, shape, generator=generator()).expand(6, 20)
-        check(functions, numbers(6, 8), index, numbers(6, 20, seed=1))
+        check(functions, numbers(6, 8), index, numbers(6, 20, seed=1), target=target)
 
 
-def test_special_values() -> None:
+@both
+def test_special_values(target: str) -> None:
     x, new = torch.tensor([1.0, -inf, nan, inf]), torch.tensor([nan, 5.0, 3.0, -inf, 2.0])
     places = torch.tensor([0, 1, 2, 3, 3])
-    check((lambda x, i, s, r=reduce: x.scatter_reduce(0, i, s, r) for reduce in REDUCTIONS), x, places, new)
+    check(
+        (lambda x, i, s, r=reduce: x.scatter_reduce(0, i, s, r) for reduce in REDUCTIONS), x, places, new, target=target
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.thorough)], ids=str)
@@ -312,8 +337,13 @@ def test_rows_of_an_embedding_are_added(dtype: torch.dtype, padding: int | None)
     assert len(left) == (dtype == torch.bfloat16)  # whose sums would take a copy of the table
 
 
-def test_other_devices_are_refused() -> None:
-    low = Lowering(Graph())
+@pytest.mark.parametrize(
+    ("shape", "dim", "match"),
+    [((300, 8), -2, "300 elements in order"), ((8, 30), -1, "no dim is contiguous"), ((8, 30), -2, "")],
+)
+def test_long_and_irregular_scatters_are_refused_on_other_devices(shape: tuple[int, int], dim: int, match: str) -> None:
+    graph = Graph()
+    low, x = Lowering(graph), graph.add_input(TensorType(F32, shape, (shape[1], 1), "cuda:0"))
     low.device = "cuda:0"
-    with pytest.raises(ImportFailure, match="CPUs only"):
-        require_cpu(low, "scatter")
+    with pytest.raises(ImportFailure, match=match) if match else nullcontext():
+        require_order(low, x, x, dim)

@@ -1,5 +1,7 @@
 """Schedules for GPUs: tiles are rows or blocks, there is no scratch, dynamic indices are checked before their use."""
 
+from dataclasses import replace
+
 from fusec.analysis.machine import Machine, chip
 from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import Emitter
@@ -19,7 +21,10 @@ from fusec.loops.plan import Plan
 _LANES = 1024
 """Elements of a tile that is not a row."""
 _SERIAL = 128
-"""Lanes of a tile that a serial loop moves over rows in order. Few: no other axis has enough programs."""
+"""Lanes of a tile over kept axes, where a serial loop goes through rows: few, so that there are many programs."""
+_PROGRAMS = 16
+"""Half of the programs of one warp that a processor runs at once."""
+_TILING = Tiling(_LANES, grain=1, serial_lanes=_SERIAL, cuts=1, has_scratch=False)
 
 
 def schedule(plan: Plan, name: str, machine: Machine | None = None, config: KernelConfig | None = None) -> Kernel:
@@ -50,7 +55,7 @@ def schedule(plan: Plan, name: str, machine: Machine | None = None, config: Kern
         statements = schedule_split_rows(emitter, nest, shape, config)
     else:
         longest = MAX_SCANNED if shape.scans else MAX_TILE
-        tiling = Tiling(config.columns, grain=1, longest_row=longest, serial_lanes=_SERIAL, cuts=1, has_scratch=False)
+        tiling = replace(_TILING, lanes=config.columns, longest_row=longest, cores=_PROGRAMS * gpu.threads)
         statements = schedule_rows(emitter, nest, shape, tiling)
     if any(b.role == "scratch" for b in emitter.scratch):
         raise ScheduleError("the kernel needs scratch memory")
