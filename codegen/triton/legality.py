@@ -55,7 +55,8 @@ def _sort_objections(nest: LoopNest, shape: Shape) -> Iterator[str]:
     """Yield why the rows of a kernel are not sorted in tiles, where a lane has one element, in its place."""
     sorts, rows = [i for i in shape.scans if i.kind == "sort"], frozenset(shape.rows)
     for item in sorts:
-        yield from tile_objections(item.operands[0].value.tensor)
+        x = item.operands[0].value
+        yield from tile_objections(x.shape[-1], x.dtype)
         position = item.index[-1]
         if len(position.axes) != 1 or position != Affine.of([(position.axes[0], 1)]):
             yield "elements of a sorted row are read at other places than their own"

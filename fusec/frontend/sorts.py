@@ -1,4 +1,4 @@
-"""Scans and sorts of ATen. On GPUs sorts stay in ATen, which has kernels for rows of any length."""
+"""Scans and sorts of ATen."""
 
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Call, Lowering, lowers
@@ -22,7 +22,14 @@ def _sort(low: Lowering, call: Call) -> list[Value | None]:
 
 @lowers("aten.topk.default")
 def _topk(low: Lowering, call: Call) -> list[Value | None]:
-    """Lower a selection; any order of it is right where it need not be sorted."""
+    """Lower a selection; any order of it is right where it need not be sorted.
+
+    On GPUs one that no kernel makes stays whole: ATen finds few elements of a long row faster than it sorts it.
+    """
+    x: Value = call["self"]
+    length = x.shape[call["dim"]] if x.shape else 1
+    if low.device != "cpu" and (why := next(tile_objections(length, x.dtype), "")):
+        raise ImportFailure(f"a selection on {low.device}", why=why)
     return list(_first(low, call, call["k"], call["largest"]))
 
 
@@ -34,9 +41,6 @@ def _first(low: Lowering, call: Call, count: Size, descending: bool) -> tuple[Va
         raise ImportFailure("a sort of a single number", why="it has no dim")
     dims = list(range(rank))
     dims[call["dim"]], dims[-1] = dims[-1], dims[call["dim"]]
-    rows_type = x.tensor.with_shape(tuple(x.shape[d] for d in dims))
-    if low.device != "cpu" and (why := next(tile_objections(rows_type), "")):
-        raise ImportFailure(f"a sort on {low.device}", why=why)
     swapped = dims != sorted(dims)
     rows = low.emit("permute", x, dims=tuple(dims)) if swapped else x
     places = low.emit("argsort", rows, descending=descending, count=count)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from fusec.ir.graph import Node
 from fusec.ir.ops import Trait
-from fusec.ir.types import TensorType, accumulation
+from fusec.ir.types import DType, Size, accumulation
 
 
 def sort_of(node: Node) -> Node | None:
@@ -24,12 +24,11 @@ MAX_SORTED = 2048
 for longer than ten seconds; the length from which a library's sort is faster is not known."""
 
 
-def tile_objections(x: TensorType) -> Iterator[str]:
-    """Yield why a program does not sort the last dim of a tensor in one tile."""
-    length = x.shape[-1]
+def tile_objections(length: Size, dtype: DType) -> Iterator[str]:
+    """Yield why a program does not sort rows of so many elements in one tile."""
     if not isinstance(length, int):
         yield f"it sorts rows of {length} elements, a number not known at compile time"
     elif not 1 < length <= MAX_SORTED:
         yield f"it sorts rows of {length} elements, and a tile holds 2 to {MAX_SORTED}: ATen sorts the others"
-    if accumulation(x.dtype).bytes > 4:
-        yield f"it sorts {x.dtype}, and keys of a tile have 32 bits"
+    if accumulation(dtype).bytes > 4:
+        yield f"it sorts {dtype}, and keys of a tile have 32 bits"

@@ -1,15 +1,19 @@
 """Mixtures of experts of transformers: the same kernels from each way to write them, and none is sorted or copied."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from bench.published import PUBLISHED, Step, capture
 from fusec.compiler import Compiled
 from fusec.config import Config
 from fusec.dynamo import backend_for, compiled_graphs
 from fusec.models.weights import redraw
+from fusec.passes import default_pipeline
 from tests.codegen.test_dynamic_indices import both
+from tests.contexts import context_of
 
 transformers = pytest.importorskip("transformers")
 SMALL: dict[str, Any] = {
@@ -59,3 +63,13 @@ def test_experts_are_two_grouped_products(family: str, target: str) -> None:
 
 def test_a_batch_of_matrices_compiles_to_the_same_kernels() -> None:
     assert labels(compiled("Mixtral", "batched_mm", 7)) == labels(compiled("Mixtral", "grouped_mm", 7))
+
+
+def test_no_device_sorts_tokens() -> None:
+    """Models call the library with other types where the device is no CPU; this one has no memory."""
+    published = replace(PUBLISHED["mixtral"], options=PUBLISHED["mixtral"].options | {"num_hidden_layers": 1})
+    graph = capture(published, Step("prefill", 9), torch.bfloat16)
+    default_pipeline(Config()).run(graph, context_of("triton"))
+    assert not [n.op.name for n in graph.nodes if n.is_op("argsort", "opaque")]
+    regions = [n.attributes["label"] for n in graph.nodes if n.is_op("region")]
+    assert sum("grouped_linear" in label for label in regions) == 2
