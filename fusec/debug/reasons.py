@@ -52,7 +52,7 @@ REASONS = (
     Reason("lookup", r"lookup|look-up|dynamic ind|right operand|index is known",
            "an index or a table is computed at run time"),
     Reason("opaque", r"does not model|call of ATen|by ATen|in no kernel|cannot be part|could not be built|a call of"
-           r"|no generated scan",
+           r"|no generated scan|is in the kernel|it sorts",
            "an operation that fusec leaves to ATen"),
     Reason("split", r"in (two|several) kernels|does nothing else|, this in ", "its operations run in several kernels"),
     Reason("other", "", "a reason of its own; the text says which"),
