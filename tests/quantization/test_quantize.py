@@ -140,6 +140,17 @@ def test_a_cosine_that_cannot_be_kept() -> None:
         assert not any(isinstance(m, QuantizedLinear) for m in model.modules())
 
 
+def test_results_that_have_no_cosine_keep_none() -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).masked_fill(torch.arange(32) == 3, -torch.inf)
+
+    model, sample = nn.Sequential(nn.Linear(64, 64), Masked(64, 32)).eval(), [(torch.randn(3, 64),) for _ in range(4)]
+    with pytest.raises(OptionError, match="nan with eight bits"):
+        fusec.quantize(model, "int4", sample=sample, min_cosine=0.9, progress=False)
+    assert not any(isinstance(m, QuantizedLinear) for m in model.modules())
+
+
 def test_formats_of_eight_bits() -> None:
     """Inputs in int8 stay so; rows that are no whole groups of 128 have one scale each."""
     torch.manual_seed(0)
