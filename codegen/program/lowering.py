@@ -20,7 +20,7 @@ from fusec.ir.types import TensorType, same_size
 from fusec.loops.indexing import dynamically_indexed
 from fusec.loops.strides import view_layout
 from fusec.reference.dtypes import torch_dtype
-from fusec.reference.interpreter import LOOKUPS, argsort, reducing, scatter
+from fusec.reference.interpreter import LOOKUPS, argsort, place, reducing, scatter
 from fusec.reference.opaque import resolve
 from fusec.rewriting.driver import cut
 
@@ -223,7 +223,7 @@ class Lowering:
                 function = code.constant(scatter, "scatter")
                 code.line(f"{function}({target}, {dim}, {rows}, {new}, {reducing(node)!r})")
             else:
-                code.line(f"{target}.index_copy_({dim}, {rows}, {new})")
+                code.line(f"{code.constant(place, 'place')}({target}, {dim}, {rows}, {new})")
         else:
             code.line(f"{target}.copy_({new})")
         code.alias(node.result, destination)

@@ -114,8 +114,13 @@ class _Space:
         stop = self.expression(loop.stop)
         ends = stop.args if isinstance(stop, sympy.Min) else (stop,)
         start = sympy.sympify(loop.start)
-        if loop.kind != "tile" and all(sympy.sympify(n).is_Integer for n in (start, stop, loop.step)):
-            return (start,), (stop - 1 - (stop - 1 - start) % loop.step,)  # of blocks only the first elements
+        terms = start.as_coefficients_dict()
+        numbers = all(sympy.sympify(n).is_Integer for n in (stop, loop.step, *terms.values()))
+        if loop.kind != "tile" and numbers and all(term.is_Symbol or term == 1 for term in terms):
+            # Of blocks only the first elements. They differ from a number by multiples of another one.
+            apart = sympy.gcd_list([loop.step, *(factor for term, factor in terms.items() if term != 1)])
+            last = stop - 1 - (stop - 1 - terms[sympy.S.One]) % apart
+            return (self.expression(start),), (last,)
         # What the run time gives may be negative: it is no bound.
         parts = [part for part in start.args if self._is_known(part)] if isinstance(start, sympy.Max) else []
         return tuple(map(self.expression, parts or [start])), tuple(sympy.expand(end - 1) for end in ends)

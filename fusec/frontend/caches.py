@@ -134,9 +134,11 @@ def _placed_in_part(low: Lowering, given: dict[str, Any], part: torch.Tensor, wh
         part: its shape and strides.
         whole: the same of the whole, which is contiguous.
     """
-    along = _indices(low, given, part)
     offset = part.storage_offset() - whole.storage_offset()
-    if along is None or not all(isinstance(n, int) for n in (*part.shape, *part.stride(), offset, whole.numel())):
+    if not all(isinstance(n, int) for n in (*part.shape, *part.stride(), offset, whole.numel())):
+        return None  # before any of torch's symbolic sizes becomes a constant, which would fix it by a guard
+    along = _indices(low, given, part)
+    if along is None:
         return None
     first, last = min(along), max(along)
     row = part.shape[last + 1 :]

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from fusec.frontend.sizes import to_size
 from fusec.frontend.targets import arguments
 from fusec.frontend.torch_internals import storage_key
+from fusec.ir.types import same_shape
 
 _aten = torch.ops.aten
 PLACED = (_aten.index_copy.default, _aten.index_put.default)
@@ -101,8 +103,8 @@ def _rows_of_part(scatter: Node) -> Node | None:
     if not isinstance(part, Node) or part.target is not _PARTS[scatter.target] or _place(part) != _place(scatter):
         return None
     taken = part.args[0]
-    same = taken.meta["val"].shape == whole.meta["val"].shape  # type: ignore[union-attr]
-    return rows if same and _before_reshapes(taken) is _before_reshapes(whole) else None
+    shapes = (tuple(map(to_size, node.meta["val"].shape)) for node in (taken, whole))  # type: ignore[union-attr]
+    return rows if same_shape(*shapes) and _before_reshapes(taken) is _before_reshapes(whole) else None
 
 
 def _place(node: Node) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def mixed_layers(
     if cosines_with(mixed(0)).min() >= least:
         return mixed(0)
     few, enough = 0, len(order)
-    if (found := float(cosines_with(mixed(enough)).min())) < least:
+    if not (found := float(cosines_with(mixed(enough)).min())) >= least:  # nor is NaN, of infinite results
         fix = "leave some layers as they are, layers={pattern: None}, or ask for less"
         raise OptionError(f"the least cosine is {found:.5f} with eight bits", why=f"{least} is asked for", fix=fix)
     while enough - few > 1:

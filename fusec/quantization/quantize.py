@@ -201,9 +201,9 @@ def _row(name: str, linear: nn.Linear, layer: QuantizedLinear, cosine: float | N
 
 
 def _row_cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Return the cosine between each row of two tensors."""
+    """Return the cosine between each row of two tensors; 1 where they are equal, as rows of zeros are."""
     a, b = (x.double().reshape(-1, x.shape[-1]) for x in (a, b))
-    return torch.cosine_similarity(a, b, dim=-1)
+    return torch.where((a == b).all(-1), 1.0, torch.cosine_similarity(a, b, dim=-1))
 
 
 def _all_cosines(before: list[Any], after: list[Any]) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.ops import Trait, multiplies_bytes, split_spec
 from fusec.ir.types import DType, TensorType, accumulation, evaluate_size, evaluate_sizes
-from fusec.reference.dtypes import torch_dtype
+from fusec.reference.dtypes import TORCH_DTYPES, torch_dtype
 from fusec.reference.opaque import call_opaque
 from fusec.reference.sizes import bind_symbols
 
@@ -18,6 +18,8 @@ __all__ = ["POINTWISE", "Machine", "apply_view", "bind_symbols", "call_opaque", 
 
 Datum: TypeAlias = Any
 """A tensor, a Python number (a 0-d value in full precision), or an object that only opaque nodes exchange."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers, by their size in bytes."""
 
 
 def evaluate(
@@ -242,8 +244,17 @@ class Machine:
         if node.is_op("scatter"):
             return scatter(target, node.attributes["dim"], index[0].to(torch.int64), value, reducing(node))
         if index:
-            return target.index_copy_(node.attributes["dim"], index[0].to(torch.int64), value)
+            return place(target, node.attributes["dim"], index[0].to(torch.int64), value)
         return target.copy_(value)
+
+
+def place(target: Tensor, dim: int, index: Tensor, rows: Tensor) -> Tensor:
+    """Copy rows to their places along ``dim``; torch raises an error for a place out of range."""
+    if target.is_complex() or target.dtype in TORCH_DTYPES.values():
+        return target.index_copy_(dim, index, rows)
+    bits = _BITS[target.itemsize]  # torch has no such function for float8 and unsigned integers
+    target.view(bits).index_copy_(dim, index, rows.view(bits))
+    return target
 
 
 def scatter(target: Tensor, dim: int, index: Tensor, value: Tensor, reduce: str | None) -> Tensor:

@@ -200,6 +200,24 @@ def test_an_assignment_behind_the_end_changes_nothing(backend: Any) -> None:
             same(compiled(x), put(x))
 
 
+def test_writes_to_a_part_compile_once(backend: Any) -> None:
+    dynamo.reset()
+
+    def write(x: Tensor, places: Tensor, rows: Tensor) -> Tensor:
+        x[:, places] = rows
+        x[:, 1:][:, places] += rows
+        x.flatten(0, 1)[places, :] -= 1
+        return x.sum(1)
+
+    compiled = torch.compile(write, backend=backend, dynamic=True)
+    for batch, length, width in ((2, 7, 3), (3, 9, 5), (5, 8, 6)):
+        x, rows = torch.randn(batch, length, width), torch.randn(batch, 4, width)
+        plain, places = x.clone(), torch.tensor([4, 1, 5, 2])
+        same(compiled(x, places, rows), write(plain, places, rows))
+        same(x, plain)
+    assert len(dynamo.compiled_graphs()) == 1 and not dynamo.fallbacks()
+
+
 def test_whole_numbers_made_of_halves(backend: Any) -> None:
     def part(x: Tensor) -> Tensor:
         return x[:, : int(x.shape[1] / 2.0)] * int(x.shape[1] * 0.75) + torch.arange(int(x.shape[1] * 0.5))

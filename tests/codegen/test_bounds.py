@@ -120,6 +120,20 @@ def test_shares_of_a_range_are_proved():
     assert unproven_accesses(loads(ROW - 1, 9, *loops))
 
 
+def test_blocks_that_are_shared_out_are_proved():
+    share, block, row = (sympy.Symbol(name, integer=True) for name in ("share", "block", "row"))
+
+    def shared(numel, first):
+        inner = Loop("row", block, block + 16, 4, "tile", (Load("x", "a", row),))
+        blocks = Loop("block", first, 96, 32, "serial", (inner,))
+        body = (Loop("share", 0, 2, 1, "grid", (blocks,)),)
+        return Kernel("k", "pointwise", (Buffer("a", F32, numel, "input"),), (), body)
+
+    assert not unproven_accesses(shared(96, 16 * share))
+    assert unproven_accesses(shared(95, 16 * share)) and unproven_accesses(shared(96, 8 * share))
+    assert not unproven_accesses(shared(104, 8 * share)) and unproven_accesses(shared(96, 16 * share + 1))
+
+
 def test_a_loop_from_the_later_of_two_places_is_proved():
     start = sympy.Max(0, ROW - 3)
     assert not unproven_accesses(loads(J, 8, ("i", 0, 8, "grid"), ("j", start, 8, "serial")))

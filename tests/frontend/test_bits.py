@@ -49,6 +49,27 @@ def test_a_view_of_an_input_shares_its_memory() -> None:
     assert found.data_ptr() == x.data_ptr() and torch.equal(found, x.view(torch.int8))
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint64], ids=str)
+def test_rows_of_types_that_are_only_moved_are_written_in_place(dtype: torch.dtype) -> None:
+    def write(x: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        x[1:3] = rows
+        if dtype.is_floating_point:  # eager does not write unsigned integers at indices
+            x[places] = rows
+            x.view(2, 3, 4)[places % 2, places % 3] = rows
+        return x[0]
+
+    pool, rows = (torch.arange(n, dtype=torch.int32).view(-1, 4).to(dtype) for n in (24, 8))
+    wanted, found, places = pool.clone(), pool.clone(), torch.tensor([5, -4])
+    torch._dynamo.reset()
+    function = torch.compile(write, backend="fusec", options={"strict": True})
+    result = function(found, rows, places)
+    assert torch.equal(result.to(torch.float32), write(wanted, rows, places).to(torch.float32))
+    assert torch.equal(found.to(torch.float32), wanted.to(torch.float32))
+    if dtype.is_floating_point:
+        with pytest.raises(IndexError):
+            function(found, rows, torch.tensor([0, 6]))
+
+
 def test_floats_as_integers_stay_a_call() -> None:
     x = torch.randn(5, 8)
     torch._dynamo.reset()

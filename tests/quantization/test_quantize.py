@@ -140,6 +140,30 @@ def test_a_cosine_that_cannot_be_kept() -> None:
         assert not any(isinstance(m, QuantizedLinear) for m in model.modules())
 
 
+def test_rows_of_zeros_are_like_rows_of_zeros() -> None:
+    class FirstHidden(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (torch.arange(x.shape[0]) > 0)[:, None]
+
+    torch.manual_seed(0)
+    model = nn.Sequential(FirstHidden(), nn.Linear(64, 64, bias=False)).eval()
+    sample = [(torch.randn(3, 64),) for _ in range(4)]
+    report = fusec.quantize(model, "int8-row", sample=sample, min_cosine=0.99, progress=False)
+    assert report.cosine is not None and report.cosine > 0.99
+    assert [layer.cosine > 0.99 for layer in report.layers if layer.cosine is not None] == [True]
+
+
+def test_results_that_have_no_cosine_keep_none() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.masked_fill(torch.arange(32) == 3, -torch.inf)
+
+    model, sample = nn.Sequential(nn.Linear(64, 32), Masked()).eval(), [(torch.randn(3, 64),) for _ in range(4)]
+    with pytest.raises(OptionError, match="nan with eight bits"):
+        fusec.quantize(model, "int4", sample=sample, min_cosine=0.9, progress=False)
+    assert not any(isinstance(m, QuantizedLinear) for m in model.modules())
+
+
 def test_formats_of_eight_bits() -> None:
     """Inputs in int8 stay so; rows that are no whole groups of 128 have one scale each."""
     torch.manual_seed(0)
