@@ -3,8 +3,8 @@
 ``python -m bench.quantized``
 
 All formats of a workload run in one interleaved run, in bfloat16. Peers are what a user of another library would run,
-where it is installed: torchao's int8 and bitsandbytes' NF4 weights under Inductor, and llama.cpp with the same weights
-in its own types.
+where it is installed: torchao's int8, int4 (groups of 64) and quantized inputs, and bitsandbytes' NF4, all under
+Inductor, and llama.cpp with the same weights in its own types.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +34,16 @@ from fusec.quantization.linear import QuantizedLinear
 
 DENSE = "bfloat16"
 FORMATS = ("int8-row", "int8", "int4", "nf4", "w8a8", "w4a8")
-TORCHAO, BITSANDBYTES = "torchao int8, inductor", "bitsandbytes nf4, inductor"
+BITSANDBYTES = "bitsandbytes nf4, inductor"
+TORCHAO: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "torchao int8, inductor": ("quantization", "Int8WeightOnlyConfig", {}),
+    "torchao w8a8, inductor": ("quantization", "Int8DynamicActivationInt8WeightConfig", {}),
+    "torchao int4, inductor": ("prototype.quantization.int4", "PrototypeInt4WeightOnlyConfig", {"group_size": 64}),
+    "torchao w4a8, inductor": (
+        "prototype.quantization.int4", "Int8DynamicActivationInt4WeightConfig", {"group_size": 64},
+    ),
+}  # fmt: skip
+"""Module, name and arguments of each configuration."""
 WORKLOADS: dict[str, Callable[[int], Prepared]] = {
     "decode 1": partial(decode, torch.bfloat16),
     "decode 8": partial(decode, torch.bfloat16, batch=8),
@@ -95,7 +105,7 @@ def _candidates(prepare: Callable[[int], Prepared], formats: list[str], seed: in
     ways: dict[str, Callable[[nn.Module], int | None]] = {DENSE: lambda model: None}
     ways |= {name: partial(_quantize, format=name) for name in formats}
     if find_spec("torchao") is not None:
-        ways[TORCHAO] = _quantize_by_torchao
+        ways |= {name: partial(_quantize_by_torchao, *config) for name, config in TORCHAO.items()}
     if find_spec("bitsandbytes") is not None:
         ways[BITSANDBYTES] = _quantize_by_bitsandbytes
     candidates, failed = dict[str, Candidate](), dict[str, str]()
@@ -106,7 +116,7 @@ def _candidates(prepare: Callable[[int], Prepared], formats: list[str], seed: in
             stored = quantize(prepared.model)
             with torch.no_grad():
                 call = prepared.call(
-                    peer("inductor" if name in (TORCHAO, BITSANDBYTES) else "fusec", prepared.model, False)
+                    peer("inductor" if name in (*TORCHAO, BITSANDBYTES) else "fusec", prepared.model, False)
                 )
                 call()
             candidates[name] = Candidate(call, stored or _stored(prepared.model))
@@ -138,10 +148,10 @@ def _quantize(model: nn.Module, format: str) -> None:
     fusec.quantize(model, format, progress=False)
 
 
-def _quantize_by_torchao(model: nn.Module) -> None:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+def _quantize_by_torchao(module: str, config: str, options: dict[str, Any], model: nn.Module) -> None:
+    from torchao.quantization import quantize_
 
-    quantize_(model, Int8WeightOnlyConfig())
+    quantize_(model, getattr(import_module(f"torchao.{module}"), config)(**options))
 
 
 def _quantize_by_bitsandbytes(model: nn.Module) -> int:
