@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fusec.analysis.machine import known_chip
 from fusec.codegen.tile.bounds import unproven_accesses
-from fusec.codegen.tile.kernel import Dot, DotTiles, Kernel, Statement, walk
+from fusec.codegen.tile.kernel import Dot, DotTiles, Kernel, Loop, Statement, walk
 from fusec.codegen.triton.schedules import schedule
 from fusec.compiler import compile_graph
 from fusec.config import Config
@@ -16,7 +16,7 @@ from fusec.ir.parser import parse_graph
 from fusec.reference.interpreter import evaluate
 from tests.codegen.test_dynamic_indices import agrees, both, program, raises
 from tests.codegen.test_packed_lookups import nibbles
-from tests.codegen.triton_regions import every_chip, regions_of
+from tests.codegen.triton_regions import every_chip, kernel_regions, regions_of
 from tests.combinations import rotating
 from tests.contexts import plan_of
 
@@ -33,6 +33,21 @@ GATED = """graph gated(%x: {dtype}[{rows}, 40], %w: {dtype}[6, 96, 40], %ids: i6
   return %y
 }}"""
 """Two products of one row, of halves of its matrix, and what joins them."""
+
+THIRDS = """graph thirds(%x: f32[{rows}, 40], %w: f32[6, {all}, 40], %ids: i64[{rows}]) {{
+  %e: f32[{rows}, {all}, 40] = take(%w, %ids) {{dim=-3}}
+  %a: f32[{rows}, 1, 40] = reshape(%x) {{shape=({rows}, 1, 40)}}
+  %p: f32[{rows}, {all}, 40] = mul(%e, %a)
+  %s: f32[{rows}, {all}, 1] = sum(%p) {{dims=(-1,)}}
+  %h: f32[{rows}, {all}] = reshape(%s) {{shape=({rows}, {all})}}
+  %f: f32[{rows}, {n}] = slice(%h) {{dim=-1, start=0, stop={n}, step=1}}
+  %g: f32[{rows}, {n}] = slice(%h) {{dim=-1, start={n}, stop={two}, step=1}}
+  %u: f32[{rows}, {n}] = slice(%h) {{dim=-1, start={two}, stop={all}, step=1}}
+  %i: f32[{rows}, {n}] = mul(%f, %g)
+  %y: f32[{rows}, {n}] = add(%i, %u)
+  return %y
+}}"""
+"""Three products of one row, which share a block of columns."""
 
 TRANSPOSED = """graph transposed(%x: f32[3, {rows}, 40], %w: f32[5, 40, 33], %ids: i64[3, {rows}], %b: f32[33]) {{
   %t: f32[5, 33, 40] @(1320, 1, 33) = permute(%w) {{dims=(0, 2, 1)}}
@@ -74,6 +89,14 @@ def test_rows_are_multiplied_by_the_matrices_that_they_choose(target: str, rows:
     (kernel,) = made.kernels.values()
     assert unproven_accesses(kernel) == []
     assert len(grouped_products(kernel)) == 2
+
+
+@both
+def test_three_products_of_a_row_are_one_kernel(target: str) -> None:
+    inputs = torch.randn(9, 40), torch.randn(6, 96, 40), chosen(9, 6)
+    text = THIRDS.format(rows=9, n=32, two=64, all=96)
+    (kernel,) = agrees(text, *inputs, kinds=["kernel"], target=target).kernels.values()
+    assert len(grouped_products(kernel)) == 3
 
 
 @both
@@ -135,6 +158,14 @@ def test_a_matrix_that_does_not_exist_is_reported(target: str) -> None:
     made = program(GATED.format(rows=3, dtype="f32"), target)
     with raises(target, 6, 0, 6):
         made([torch.randn(3, 40), torch.randn(6, 96, 40), torch.tensor([0, 6, 1])])
+
+
+def test_a_block_of_three_products_has_powers_of_two_of_columns() -> None:
+    text = THIRDS.format(rows=2000, n=2048, two=4096, all=6144)
+    (region,) = kernel_regions(parse_graph(text))
+    kernel = schedule(plan_of(region), "thirds")
+    steps = {s.step for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"}
+    assert len(grouped_products(kernel)) == 3 and all(n & (n - 1) == 0 for n in steps)
 
 
 @every_chip

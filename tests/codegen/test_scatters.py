@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusec.compiler import compile_graph
-from fusec.config import Config
 from fusec.dynamo import compiled_graphs
 from fusec.errors import ImportFailure
-from fusec.frontend import trace
 from fusec.frontend.lowering import Lowering
 from fusec.frontend.scatters import require_order
 from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType
+from tests.codegen.test_dynamic_indices import both
+from tests.codegen.test_sorts import generator, run
 from tests.combinations import rotating
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce:UserWarning", "ignore:The reduce argument:UserWarning")
@@ -26,29 +25,13 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool]
 OTHERS = [torch.float64, torch.float16, torch.int32, torch.int16, torch.uint8]
 NUMBERS = [*DTYPES[:-1], *OTHERS]
 REDUCTIONS = ["sum", "prod", "amax", "amin", "mean"]
-both = pytest.mark.parametrize("target", ["cpp", "triton"])
 PLACES = torch.tensor([3, 0, 3, 3, 5, 0, 3, 1])
 """Of six rows: some several times, some never."""
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     """Return small integers, whose sums are exact in every dtype, and products in most."""
     return torch.randint(0 if dtype == torch.uint8 else -2, 4, shape, generator=generator(seed)).to(dtype)
-
-
-def run(
-    function: Callable[..., Any], *inputs: Tensor, symbolic: bool = False, target: str = "cpp"
-) -> tuple[list[Tensor], list[str]]:
-    """Run a function as a program without fallbacks; return its results and the kinds of its steps."""
-    if target == "triton":
-        pytest.importorskip("triton")
-    config = Config(strict=True, target=target)
-    made = compile_graph(trace(function, list(inputs), symbolic=symbolic), config).program
-    return made([x.clone() for x in inputs]), [step.kind for step in made.steps]
 
 
 def check(

@@ -11,11 +11,11 @@ from torch import Tensor
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
+from tests.codegen.test_dynamic_indices import both
 from tests.combinations import named, rotating
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
-both = pytest.mark.parametrize("target", ["cpp", "triton"])
 SPECIAL = torch.tensor([
     [-inf, -0.0, nan, 0.0, inf, 1e-40, -1e-40], [nan, nan, 1.0, -inf, -inf, nan, inf],
     [0.0, -0.0, 0.0, -0.0, 0.0, -0.0, 0.0], [-inf] * 7, [3.0, 2.0, 3.0, 1.0, 2.0, 1.0, 3.0],

@@ -37,7 +37,7 @@ def nucleus(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 SORTS: dict[str, tuple[Callable[..., Any], Tensor]] = {
-    "a whole row": (lambda x: torch.sort(x, stable=True, descending=True)[:], wide(2048)),
+    "a sorted row": (lambda x: torch.sort(x, stable=True, descending=True)[:], wide(2048)),
     "a part of a tile, of integers": (lambda x: torch.argsort((9 * x).int(), stable=True), wide(1000)),
     "the first, whose sum is 1": (lambda x: torch.topk(x.softmax(-1), 10).values.softmax(-1), wide(300, torch.float16)),
     "shares of the largest": (nucleus, wide(2000)),
@@ -50,18 +50,9 @@ SCATTERS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 @every_chip
-@pytest.mark.parametrize("name", SCANS)
-def test_scans_compile_without_spills(name: str, chip: str) -> None:
-    function, x = SCANS[name]
-    (region,) = regions_of(function, [x])
-    outcome = check_region(region, chips=(chip,), inputs=[x])
-    assert outcome.ok, outcome
-
-
-@every_chip
-@pytest.mark.parametrize("name", SORTS)
-def test_sorts_compile_without_spills(name: str, chip: str) -> None:
-    function, x = SORTS[name]
+@pytest.mark.parametrize("name", [*SCANS, *SORTS])
+def test_scans_and_sorts_compile_without_spills(name: str, chip: str) -> None:
+    function, x = (SCANS | SORTS)[name]
     (region,) = regions_of(function, [x])
     outcome = check_region(region, chips=(chip,), inputs=[x])
     assert outcome.ok, outcome
