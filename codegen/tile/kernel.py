@@ -314,7 +314,7 @@ class Store(Statement):
 
 @dataclass(frozen=True)
 class Combine(Statement):
-    """``buffer[offset] = op(buffer[offset], value)``; lanes for one place come one after another (C++)."""
+    """``buffer[offset] = op(buffer[offset], value)``; in C++ lanes for one place come one after another."""
 
     OPERANDS, INDICES, LOADED, STORED = ("value",), ("offset",), ("buffer",), ("buffer",)
     op: str
