@@ -41,6 +41,18 @@ def normed() -> Node:
     return region
 
 
+def expert(ids: Tensor, matrices: Tensor, x: Tensor) -> Tensor:
+    gate, up = torch.bmm(matrices[ids], x[..., None])[..., 0].chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def experts(rows: int) -> Node:
+    ids = torch.empty(rows, dtype=torch.int64, device="meta")
+    shapes = (8, 2048, 1024), (rows, 1024)
+    (region,) = regions_of(expert, [ids, *(torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes)])
+    return region
+
+
 REGIONS = {
     "one row": product(1, 4096, 14336),
     "few rows": product(8, 4096, 4096),
@@ -48,6 +60,8 @@ REGIONS = {
     "attention": attended(512),
     "decoding": attended(1),
     "norm": normed(),
+    "experts of few rows": experts(8),
+    "experts": experts(4096),
 }
 
 
@@ -192,5 +206,17 @@ def test_every_choice_is_right(rows: int) -> None:
     inputs = [torch.randn(shape) for shape in ((rows, 70), (50, 70), (50, 70))]
     (region,) = regions_with_products(gated, inputs)
     for config in configs(plan_of(region), chip("h200")):
+        outcome = check_region(region, chips=(), inputs=inputs, config=config)
+        assert outcome.ok and outcome.kernel.config == config, outcome
+
+
+@pytest.mark.parametrize("rows", [3, 70])
+def test_every_choice_for_experts_is_right(rows: int) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randint(4, (rows,)), torch.randn(4, 100, 70), torch.randn(rows, 70)]
+    (region,) = regions_of(expert, inputs)
+    found = configs(plan_of(region), chip("h200"))
+    assert len({(c.rows, c.columns, c.depth) for c in found}) > 3
+    for config in found:
         outcome = check_region(region, chips=(), inputs=inputs, config=config)
         assert outcome.ok and outcome.kernel.config == config, outcome
