@@ -1,6 +1,7 @@
 """Casts that keep every value."""
 
 import math
+from collections.abc import Sequence
 
 from fusec.ir.graph import Node, Value
 from fusec.ir.ops import Trait
@@ -27,19 +28,35 @@ def keeps_all(cast: Node) -> bool:
 
 def is_bfloat16(value: Value) -> bool:
     """Return whether every element of a float32 value is a bfloat16 number, as those decoded from float8 are."""
+    pending, seen = [value], {value}
+    while pending:
+        sources = _if_bfloat16(pending.pop())
+        if sources is None:
+            return False
+        new = [source for source in sources if source not in seen]
+        seen.update(new)
+        pending += new
+    return True
+
+
+def _if_bfloat16(value: Value) -> Sequence[Value] | None:
+    """Return the values that have to be bfloat16 numbers so that a value is; None where that is not known."""
     node = value.producer
     if node is None or value.dtype != F32:
-        return False
+        return None
+    known = False
     if node.is_op("constant"):
-        return math.isnan(node.attributes["value"])
-    if node.is_op("mul"):
-        return any(_enlarges(a) and is_bfloat16(b) for a, b in (node.operands, node.operands[::-1]))
-    if node.is_op("bitcast"):
+        known = math.isnan(node.attributes["value"])
+    elif node.is_op("cast"):
+        known = node.operands[0].dtype == BF16
+    elif node.is_op("bitcast"):
         bits = node.operands[0].producer
-        return bits is not None and bits.is_op("and") and any(map(_is_upper_mask, bits.operands))
-    if node.is_op("cast"):
-        return node.operands[0].dtype == BF16
-    return (node.has(Trait.VIEW) or node.is_op("where")) and all(map(is_bfloat16, node.operands[node.is_op("where") :]))
+        known = bits is not None and bits.is_op("and") and any(map(_is_upper_mask, bits.operands))
+    elif node.is_op("mul"):
+        return next(((x,) for factor, x in (node.operands, node.operands[::-1]) if _enlarges(factor)), None)
+    elif node.has(Trait.VIEW) or node.is_op("where"):
+        return node.operands[node.is_op("where") :]
+    return () if known else None
 
 
 def _enlarges(factor: Value) -> bool:

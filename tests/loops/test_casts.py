@@ -39,6 +39,12 @@ def test_numbers_of_bfloat16_are_known(text: str, known: bool) -> None:
     assert is_bfloat16(graph.outputs[0]) == known
 
 
+def test_values_that_are_read_twice_are_looked_at_once() -> None:
+    steps = "".join(f"  %v{i + 1}: f32[4] = where(%b, %v{i}, %v{i})\n" for i in range(60))
+    graph = parse_graph(f"{HEAD}{WIDE.replace('%v', '%v0')}{steps}  return %v60\n}}")
+    assert is_bfloat16(graph.outputs[0])
+
+
 def test_float8_is_not_rounded_to_bfloat16() -> None:
     """Without an instruction for it, that takes more operations than decoding."""
     text = """graph g(%x: u8[256]) {
