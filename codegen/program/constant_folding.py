@@ -73,7 +73,7 @@ class FoldedValues:
         self,
         graph: Graph,
         folding: ConstantFolding,
-        kernels: Mapping[Node, tuple[Kernel, Any]],
+        kernels: Mapping[Node, Kernel],
         build: Callable[[Graph], Callable[[list[Any]], list[Any]]],
     ) -> None:
         self.nodes = folding.nodes
@@ -81,7 +81,7 @@ class FoldedValues:
         folded = [v for v in (*read, *graph.outputs) if v.producer in self.nodes]
         self.values: dict[tuple[Value, int], None] = dict.fromkeys((v, 0) for v in folded)
         """Each with the rows of its blocks if it is prepacked, else with 0."""
-        for node, (kernel, _) in kernels.items():
+        for node, kernel in kernels.items():
             pairs = zip(node.operands, kernel.buffers, strict=False)
             self.values.update(dict.fromkeys((v, b.packed) for v, b in pairs if b.packed))
         subgraphs = {v: _subgraph(graph, v) for v, _ in self.values}
@@ -134,9 +134,9 @@ def prepack(weight: Tensor, rows: int) -> Tensor:
     return out.view(weight.dtype)
 
 
-def _unpacked_operands(node: Node, kernels: Mapping[Node, tuple[Kernel, Any]]) -> Iterator[Value]:
+def _unpacked_operands(node: Node, kernels: Mapping[Node, Kernel]) -> Iterator[Value]:
     """Yield the operands that a node does not read prepacked."""
-    kernel = kernels[node][0] if node in kernels else None
+    kernel = kernels.get(node)
     for i, value in enumerate(node.operands):
         if kernel is None or not kernel.buffers[i].packed:
             yield value

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusec.analysis.machine import Machine
 from fusec.codegen.program.constant_folding import NO_FOLDING, ConstantFolding, mark_frozen
+from fusec.codegen.program.index_checks import Checked, hoist_checks, unhoisted
 from fusec.codegen.target import Launchable, Target
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.tile.sharing import Numbers, share, tile_program
@@ -62,13 +63,22 @@ class ScheduleCache:
         return self._found[key]
 
 
+class Launched(NamedTuple):
+    """A kernel that is launched for a region."""
+
+    kernel: Kernel
+    launchable: Launchable
+    lookups: tuple[Node, ...]
+    """The lookups and writes whose indices it checks, in the order of their numbers."""
+
+
 def build_kernels(
     graph: Graph,
     target: Target,
     context: Context,
     folding: ConstantFolding = NO_FOLDING,
     schedules: ScheduleCache | None = None,
-) -> dict[Node, tuple[Kernel, Launchable]]:
+) -> dict[Node, Launched]:
     """Build the kernels of all regions that are launched; those without one are reported and interpreted.
 
     Args:
@@ -81,14 +91,16 @@ def build_kernels(
     for node in (regions := [n for n in graph.nodes if _is_launched(n) and n not in folding.nodes]):
         mark_frozen(node, folding.values)
         _make_dense(node)
-    scheduled = _schedule(regions, schedules or ScheduleCache(target, context.machine, context.limits), context)
-    named = _named(scheduled, target.shares_code)
-    built = _build({kernel.name: kernel for kernel, _ in named.values()}, target, context)
+    schedules = schedules or ScheduleCache(target, context.machine, context.limits)
+    scheduled = _schedule(regions, schedules, context)
+    checked, named, built = _build_named(hoist_checks(scheduled), target, context)
+    if any(isinstance(one, BuildError) for one in built.values()):  # then ATen would make a later kernel's checks
+        checked, named, built = _build_named(unhoisted(scheduled), target, context)
     for name, launchable in built.items():
         if path := getattr(launchable, "edited", ""):
             said = {"subject": name, "reason": path, "suggestion": "fusec kernels revert removes the edit"}
             context.remarks.add("analysis", EDITED, f"{name} is edited", **said)
-    kernels: dict[Node, tuple[Kernel, Launchable]] = {}
+    kernels = dict[Node, Launched]()
     selected: dict[tuple[str, Numbers], tuple[Kernel, Launchable]] = {}
     for node, (code, numbers) in named.items():
         launchable = built[code.name]
@@ -98,9 +110,9 @@ def build_kernels(
         if (key := (code.name, numbers)) not in selected:
             message = "could not be compiled and runs through ATen"
             report = partial(_report, context, node, message, name=code.name)
-            kernel = replace(scheduled[node], name=code.name, numbers=numbers)
+            kernel = replace(checked[node].kernel, name=code.name, numbers=numbers)
             selected[key] = target.select_kernel(node, kernel, launchable, context, report)
-        kernels[node] = selected[key]
+        kernels[node] = Launched(*selected[key], checked[node].lookups)
     return kernels
 
 
@@ -137,6 +149,13 @@ def _named(scheduled: dict[Node, Kernel], shared: bool) -> dict[Node, tuple[Kern
     named = [(replace(code, name=names[id(code)]), numbers) for code, numbers in codes]
     by_kernel = dict(zip(distinct, named, strict=True))
     return {node: by_kernel[id(kernel)] for node, kernel in scheduled.items()}
+
+
+def _build_named(
+    checked: dict[Node, Checked], target: Target, context: Context
+) -> "tuple[dict[Node, Checked], dict[Node, tuple[Kernel, Numbers]], dict[str, Launchable | BuildError]]":
+    named = _named({node: one.kernel for node, one in checked.items()}, target.shares_code)
+    return checked, named, _build({kernel.name: kernel for kernel, _ in named.values()}, target, context)
 
 
 def _build(kernels: dict[str, Kernel], target: Target, context: Context) -> "dict[str, Launchable | BuildError]":

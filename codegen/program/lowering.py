@@ -6,18 +6,16 @@ import torch
 
 from fusec.codegen.program.constant_folding import FoldedValues
 from fusec.codegen.program.function_builder import FunctionBuilder, same_layout
-from fusec.codegen.program.kernels import kernel_name
+from fusec.codegen.program.kernels import Launched, kernel_name
 from fusec.codegen.program.launch_batch import MAX_LAUNCHES, LaunchBatch
 from fusec.codegen.program.opaque_calls import lower_opaque_call
 from fusec.codegen.program.runtime import interpret
 from fusec.codegen.program.vendor_calls import lower_contraction, lower_convolution, lower_vendor_region
-from fusec.codegen.target import BatchLaunchable, Launchable
-from fusec.codegen.tile.kernel import Kernel
+from fusec.codegen.target import BatchLaunchable
 from fusec.codegen.tile.sizes import PYTHON, sizes_text
 from fusec.ir.graph import Node, Value, storage, updated
 from fusec.ir.ops import Trait
 from fusec.ir.types import TensorType, same_size
-from fusec.loops.indexing import dynamically_indexed
 from fusec.loops.strides import view_layout
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import LOOKUPS, argsort, place, reducing, scatter
@@ -31,7 +29,7 @@ class Lowering:
     def __init__(
         self,
         code: FunctionBuilder,
-        kernels: dict[Node, tuple[Kernel, Launchable]],
+        kernels: dict[Node, Launched],
         folded: FoldedValues,
         max_launches: int = MAX_LAUNCHES,
     ) -> None:
@@ -39,7 +37,7 @@ class Lowering:
         self.nodes = [node for node in self.graph.nodes if node not in folded.nodes]
         self.prepacked: dict[tuple[Value, int], str] = {}
         """Variables of prepacked weights, by value and rows of a block."""
-        batched = all(isinstance(launchable, BatchLaunchable) for _, launchable in kernels.values())
+        batched = all(isinstance(launched.launchable, BatchLaunchable) for launched in kernels.values())
         self.batch = LaunchBatch(code, max_launches if batched else 1)
         self.last_use: dict[Value, Node] = {}
         for node in self.nodes:
@@ -91,7 +89,7 @@ class Lowering:
         if node not in self.kernels and not is_view and not _is_independent(node):
             self.batch.emit()
         if node in self.kernels:
-            self._launch(node, *self.kernels[node])
+            self._launch(node, self.kernels[node])
         elif is_view:
             self._view(node)
         elif node.is_op("contraction"):
@@ -157,12 +155,12 @@ class Lowering:
             return name  # with the strides that the operation chose, even if its fake function promised others
         return f"{name} if {name}.stride() == {strides} else with_strides({name}, {strides})"
 
-    def _launch(self, node: Node, kernel: Kernel, launchable: Launchable) -> None:
-        code = self.code
+    def _launch(self, node: Node, launched: Launched) -> None:
+        code, kernel = self.code, launched.kernel
         operands = zip(node.operands, node.body.inputs, kernel.buffers, strict=False)
         packed = {inner: self.prepacked[value, buffer.packed] for value, inner, buffer in operands if buffer.packed}
         pairs = [pair for pair in zip(node.operands, node.body.inputs, strict=True) if pair[1] not in packed]
-        checks = [_check(lookup) for lookup in dynamically_indexed(node.body)]
+        checks = list(map(_check, launched.lookups))
         # A copy of an operand reads what the launches before it write.
         copies = not all(v in node.written or code.has_strides(v, inner.tensor.strides) for v, inner in pairs)
         if copies or not self.batch.has_room(checks):
@@ -184,7 +182,7 @@ class Lowering:
                 buffers.append(self.batch.result(result, inner.tensor))
             else:
                 code.alias(result, destination)
-        self.batch.add(launchable, buffers, (*kernel.symbols, *map(str, kernel.numbers)), checks)
+        self.batch.add(launched.launchable, buffers, (*kernel.symbols, *map(str, kernel.numbers)), checks)
 
     def _source(self, node: Node) -> None:
         type, code = node.result.tensor, self.code

@@ -91,7 +91,8 @@ def build_program(graph: Graph, target: Target, context: Context, schedules: Sch
     """Schedule, print and build the kernels of a grouped graph, and lower it to the function that runs it."""
     folding = ConstantFolding.of(graph)
     kernels = build_kernels(graph, target, context, folding, schedules)
-    folded = FoldedValues(graph, folding, kernels, lambda subgraph: build_program(subgraph, target, context))
+    launched = {node: kernel for node, (kernel, *_) in kernels.items()}
+    folded = FoldedValues(graph, folding, launched, lambda subgraph: build_program(subgraph, target, context))
 
     def lowered(max_launches: int) -> FunctionBuilder:
         code = FunctionBuilder(graph)
@@ -106,8 +107,8 @@ def build_program(graph: Graph, target: Target, context: Context, schedules: Sch
         source=source,
         constants=code.constants,
         steps=tuple(code.steps),
-        kernels={k.name: k for k, _ in kernels.values() if k.name in used},
-        texts={k.name: built.source for k, built in kernels.values() if k.name in used},
+        kernels={k.name: k for k, *_ in kernels.values() if k.name in used},
+        texts={k.name: built.source for k, built, _ in kernels.values() if k.name in used},
         unbatched=partial(lowered, 1),
         folded=folded,
     )

@@ -78,16 +78,16 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
     """Return every load and store of a kernel; a clamped index counts as one more loop around.
 
     A clamped index must also be checked, so that a value out of range is reported: an index of the same length before
-    any store, or its own value right before its use.
+    any store, its own value right before its use, or all of the kernel's by an earlier kernel.
     """
     first = takewhile(lambda s: not s.stores, walk(kernel.body))
     checked = {s.length for s in first if isinstance(s, Check)}
     themselves = {(s.value, s.length) for s in walk(kernel.body) if isinstance(s, Check)}
-    found = [
-        s
-        for s in walk(kernel.body)
-        if isinstance(s, ClampIndex) and (s.bounded or s.length in checked or (s.value, s.length) in themselves)
-    ]
+
+    def is_checked(s: ClampIndex) -> bool:
+        return s.bounded or kernel.checks is None or s.length in checked or (s.value, s.length) in themselves
+
+    found = [s for s in walk(kernel.body) if isinstance(s, ClampIndex) and is_checked(s)]
     indices = tuple(Loop(s.dst, 0, s.length, 1, "tile", ()) for s in found)
     lengths = {buffer.name: buffer.numel for buffer in kernel.buffers}
 

@@ -195,10 +195,7 @@ class Init(Definition):
 
 @dataclass(frozen=True)
 class Update(Accumulation):
-    """``acc = op(acc, value)``; two values for ``sum`` mean ``acc += value[0]·value[1]``.
-
-    Lanes beyond the end do nothing.
-    """
+    """``acc = op(acc, value)``; two values mean ``acc += value[0]·value[1]``. Lanes beyond the end do nothing."""
 
     OPERANDS = ("values",)
     op: str
@@ -473,6 +470,8 @@ class Kernel:
     body: tuple[Statement, ...]
     work: Size = 0
     """Approximate scalar operations of one launch: they decide whether to use threads."""
+    checks: int | None = 0
+    """Statements at its beginning that check dynamic indices (C++); None where an earlier kernel has checked them."""
     formula: str = ""
     """The computation, for the comment at its head."""
     sources: tuple[Source, ...] = ()

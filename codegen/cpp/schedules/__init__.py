@@ -1,5 +1,7 @@
 """Schedules for CPUs: tiles are registers, threads have scratch, dynamic indices are checked ahead of the grid."""
 
+from dataclasses import replace
+
 from fusec.codegen.cpp.schedules.attention import schedule_attention
 from fusec.codegen.cpp.schedules.gemm import schedule_contraction
 from fusec.codegen.cpp.schedules.grouped_gemm import schedule_grouped
@@ -26,4 +28,5 @@ def schedule(plan: Plan, name: str, tiling: Tiling) -> Kernel:
         statements = schedule_grouped(emitter, nest, groups, tiling)
     else:
         statements = schedule_rows(emitter, nest, shape, tiling)
-    return assemble(plan, name, emitter, (*emitter.checks_ahead(nest.dynamic_indices(), tiling.lanes), *statements))
+    checks = emitter.checks_ahead(nest.dynamic_indices(), tiling.lanes)
+    return replace(assemble(plan, name, emitter, (*checks, *statements)), checks=len(checks))
