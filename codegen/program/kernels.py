@@ -93,9 +93,11 @@ def build_kernels(
         _make_dense(node)
     schedules = schedules or ScheduleCache(target, context.machine, context.limits)
     scheduled = _schedule(regions, schedules, context)
-    checked, named, built = _build_named(hoist_checks(scheduled), target, context)
-    if any(isinstance(one, BuildError) for one in built.values()):  # then ATen would make a later kernel's checks
-        checked, named, built = _build_named(unhoisted(scheduled), target, context)
+    checked = hoist_checks(scheduled)
+    named, built = _build_named(checked, target, context)
+    if any(isinstance(one, BuildError) for one in built.values()):  # ATen, in its place, makes no checks for others
+        checked = unhoisted(scheduled)
+        named, built = _build_named(checked, target, context)
     for name, launchable in built.items():
         if path := getattr(launchable, "edited", ""):
             said = {"subject": name, "reason": path, "suggestion": "fusec kernels revert removes the edit"}
@@ -153,9 +155,10 @@ def _named(scheduled: dict[Node, Kernel], shared: bool) -> dict[Node, tuple[Kern
 
 def _build_named(
     checked: dict[Node, Checked], target: Target, context: Context
-) -> "tuple[dict[Node, Checked], dict[Node, tuple[Kernel, Numbers]], dict[str, Launchable | BuildError]]":
+) -> "tuple[dict[Node, tuple[Kernel, Numbers]], dict[str, Launchable | BuildError]]":
+    """Return what ``_named`` does, and each kernel by its name, or the error of its build."""
     named = _named({node: one.kernel for node, one in checked.items()}, target.shares_code)
-    return checked, named, _build({kernel.name: kernel for kernel, _ in named.values()}, target, context)
+    return named, _build({kernel.name: kernel for kernel, _ in named.values()}, target, context)
 
 
 def _build(kernels: dict[str, Kernel], target: Target, context: Context) -> "dict[str, Launchable | BuildError]":
